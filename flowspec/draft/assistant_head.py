@@ -26,14 +26,14 @@ from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.assistant_files import assistant_config
 from flowspec.draft.reading import built_config, embedding_rows, fill
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.operations import turned_alone
+from flowspec.model.arithmetic.operations import turned
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.passes import Layers
-from flowspec.model.pieces import angles_of, call_directly, slice_config
+from flowspec.model.pieces import angles_of, call_directly
 from flowspec.model.products import Product
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
 from flowspec.model.spec import spec_of
@@ -72,8 +72,8 @@ class _Source(nn.Module):
         shape = (*normed.shape[:2], self.heads.count, self.heads.width)
         keys = own.k_proj(normed).view(shape)
         values = keys if own.v_proj is None else own.v_proj(normed).view(shape)
-        keys = turned_alone(own.k_norm(keys), *angles, unsqueeze_dim=2)
-        return keys[0].transpose(0, 1), own.v_norm(values)[0].transpose(0, 1)
+        keys = turned(own.k_norm(keys).transpose(1, 2), *angles)
+        return keys[0], own.v_norm(values)[0].transpose(0, 1)
 
 
 class _MaskedEmbedding(nn.Module):
@@ -169,7 +169,7 @@ class AssistantHead:
             for spec, kind in zip(spec_of(config).layers, self._types, strict=True)
         ]
         own: Any = network.model.layers
-        self._layers = Layers(own, specs, family, self.dtype)
+        self._layers = Layers(own, specs, family, self.dtype, product)
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> AssistantHead:
@@ -200,10 +200,8 @@ class AssistantHead:
         _check_heads(config, target_config, layers, files.model, target.model)
         family = FAMILIES[config.model_type]
         with torch.device("meta"):
-            network = _Network(raw, slice_config(config), family, target_config.hidden_size).eval()
-            sources = tuple(
-                _Source(slice_config(target_config), target_family, layer).eval() for layer in layers
-            )
+            network = _Network(raw, config, family, target_config.hidden_size).eval()
+            sources = tuple(_Source(target_config, target_family, layer).eval() for layer in layers)
         compute = DTYPES[ACTIVATIONS[dtype]]
         product = kernel_of(ACTIVATIONS[dtype], device).product
         own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **LEVEL_BYTES})
@@ -265,16 +263,14 @@ class AssistantHead:
         angles = {
             kind: angles_of(self._rotary, hidden, positions[None], f"{kind}_") for kind in {*self._types}
         }
-        shared = dict.fromkeys(TYPES, (hidden, hidden))  # read from the cache instead
         by_layer = [angles[kind] for kind in self._types]
-        batches = [batch] * len(by_layer)
-        hidden = self._layers.run(hidden, positions[None], by_layer, batches, shared_kv_states=shared)
+        hidden = self._layers.run(hidden, by_layer, [batch] * len(by_layer))
         hidden = network.model.norm(hidden)[0]
         return hidden, network.post_projection(hidden)
 
     def batch(self, requests: list[Any]) -> TreeBatch:
         """Of rows that attend to what `write` wrote."""
-        return TreeBatch(requests, 0, {layer: PLACE[kind] for layer, kind in enumerate(self._types)})
+        return TreeBatch(requests, 0)
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -24,14 +24,14 @@ from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.draft.block_files import FIELDS, BlockConfig
 from flowspec.draft.reading import built_config, embedding_rows, fill, rows_of
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.operations import turned_alone
+from flowspec.model.arithmetic.operations import turned
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.passes import Layers
-from flowspec.model.pieces import angles_of, call_directly, slice_config
+from flowspec.model.pieces import angles_of, call_directly
 from flowspec.model.products import Product
 from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.spec import spec_of
@@ -110,7 +110,7 @@ class BlockHead:
         self._heads = spec_of(config).heads
         self._rotary = _FAMILY.piece("RotaryEmbedding")(config=config).to(device)
         call_directly(network, _FAMILY, product)
-        self._layers = Layers(network.layers, spec_of(config).layers, _FAMILY, self.dtype)
+        self._layers = Layers(network.layers, spec_of(config).layers, _FAMILY, self.dtype, product)
         causal = block.is_causal
         self._causal = [
             kind == _SLIDING if causal is None else causal for kind in config.layer_types
@@ -138,7 +138,7 @@ class BlockHead:
                     f"{target.model!r}, got {got}; give the one that was trained for this model"
                 )
         with torch.device("meta"):
-            network = _Network(slice_config(config), block).eval()
+            network = _Network(config, block).eval()
         compute = DTYPES[ACTIVATIONS[dtype]]
         product = kernel_of(ACTIVATIONS[dtype], device).product
         own = SafetensorsTensors(files.model, files.file_map(), files.path)
@@ -190,9 +190,9 @@ class BlockHead:
         for index, layer in enumerate(self._network.layers):
             own: Any = layer.self_attn
             shape = (1, len(features), self._heads[index].count, self._heads[index].width)
-            keys = turned_alone(own.k_norm(own.k_proj(features).view(shape)), *angles, unsqueeze_dim=2)
+            keys = turned(own.k_norm(own.k_proj(features).view(shape)).transpose(1, 2), *angles)
             values = own.v_proj(features).view(shape)
-            cache.write(index, positions, keys[0].transpose(0, 1), values[0].transpose(0, 1))
+            cache.write(index, positions, keys[0], values[0].transpose(0, 1))
 
     @torch.inference_mode()
     def run(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> torch.Tensor:
@@ -218,7 +218,7 @@ class BlockHead:
         angles = angles_of(self._rotary, hidden, positions)
         batches = TreeBatch(everywhere, 0), TreeBatch(causal, 0)
         by_layer = [batches[is_causal] for is_causal in self._causal]
-        hidden = self._layers.run(hidden, positions, [angles] * len(by_layer), by_layer)
+        hidden = self._layers.run(hidden, [angles] * len(by_layer), by_layer)
         found: torch.Tensor = self._network.norm(hidden)[0].view(len(tokens), size, -1)
         return found[:, size - self.block.guesses :]
 

@@ -30,7 +30,6 @@ from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
-from flowspec.model.pieces import slice_config
 from flowspec.model.support import check_rotary
 
 with IMPORTING:
@@ -172,7 +171,7 @@ def _layer_config(fields: Mapping[str, Any], family: Family, head: str) -> Any:
     config = built_config(partial(kind.from_dict, own), f"EAGLE head {head!r}")
     check_rotary(config, FAMILIES["llama"], head)
     config.attention_bias = config.mlp_bias = False  # each bias is there if its tensor is
-    return slice_config(config)
+    return config
 
 
 def _target_width(

@@ -28,7 +28,7 @@ from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.passes import Layers
 from flowspec.model.pieces import angles_of, call_directly
 from flowspec.model.products import Product
-from flowspec.model.spec import spec_of
+from flowspec.model.spec import check_activation, spec_of
 from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name, lm_head_name
@@ -46,7 +46,6 @@ class _Layer(nn.Module):
         super().__init__()
         self.self_attn: Any = family.piece("Attention")(config, layer_idx=index)
         self.mlp: Any = family.piece("MLP")(config)
-        self._form = form
         names = {
             "feature as it is": (),
             "normed feature": (form.norm,),
@@ -58,17 +57,6 @@ class _Layer(nn.Module):
             for name in ("q_proj", "k_proj", "v_proj"):
                 outputs = getattr(self.self_attn, name).out_features
                 setattr(self.self_attn, name, nn.Linear(2 * config.hidden_size, outputs, bias=False))
-
-    def read(self, embedded: torch.Tensor, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the attention reads, and the feature after its norm, both `[1, rows, width]`."""
-        if self._form.reads == "feature as it is":
-            return hidden, hidden
-        norm: Any = getattr(self, self._form.norm)
-        normed = norm(hidden)
-        if self._form.reads == "normed feature":
-            return normed, normed
-        other: Any = self.input_layernorm
-        return torch.cat((other(embedded), normed), dim=-1), normed
 
 
 class _Network(nn.Module):
@@ -141,7 +129,7 @@ class EagleHead:
         self._target_ids, self._finish = target_ids, finish
         for part in (*network.called(), rotary):
             call_directly(part, config.family, product)
-        self._layers = Layers(network.layers, _specs(config), config.family, self.dtype)
+        self._layers = Layers(network.layers, _specs(config), config.family, self.dtype, product)
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> EagleHead:
@@ -223,17 +211,8 @@ class EagleHead:
         if self.kind == "eagle":
             hidden = self._network.fc(torch.cat((embedded, hidden), dim=-1))
         angles = angles_of(self._rotary, hidden, positions.to(self.device)[None])
-        if self._layers.are_programs:
-            every = [angles] * len(self._form.layers), [batch] * len(self._form.layers)
-            hidden = self._layers.run(hidden, positions, *every, embedding=embedded)
-            return (self._network.norm(hidden) if self._form.is_output_normed else hidden)[0]
-        layer: Any
-        for index, layer in enumerate(self._network.layers):
-            mixed, normed = layer.read(embedded, hidden)
-            residual = normed if index == 0 and self._form.is_residual_normed else hidden
-            attended, _ = layer.self_attn(mixed, position_embeddings=angles, attention_mask=None, tree=batch)
-            hidden = residual + attended
-            hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        every = [angles] * len(self._form.layers), [batch] * len(self._form.layers)
+        hidden = self._layers.run(hidden, *every, embedding=embedded)
         predicted: torch.Tensor = self._network.norm(hidden) if self._form.is_output_normed else hidden
         return predicted[0]
 
@@ -254,8 +233,9 @@ class EagleHead:
 
 def _specs(config: HeadConfig) -> list[LayerSpec]:
     """Of its layers, by what each reads."""
-    found = []
-    for index, (form, spec) in enumerate(zip(config.layers, spec_of(config.layer).layers, strict=True)):
+    found, specs = [], spec_of(config.layer).layers
+    check_activation(config.layer, specs)
+    for index, (form, spec) in enumerate(zip(config.layers, specs, strict=True)):
         assert spec.dense is not None, "its layers are of a dense family"
         dense = Dense(
             scale=spec.kv.width**-0.5,

@@ -67,7 +67,9 @@ class MtpHead:
         self.device = device
         self.weight_bytes = pieces.weight_bytes
         self._pieces = pieces
-        self._layers = Layers(pieces.layers, spec_of(pieces.config).layers, pieces.family, self.dtype)
+        self._layers = Layers(
+            pieces.layers, spec_of(pieces.config).layers, pieces.family, self.dtype, pieces.product
+        )
 
     @staticmethod
     def load(target: ModelFiles, dtype: str, device: torch.device) -> MtpHead:
@@ -116,7 +118,7 @@ class MtpHead:
         (layer,), places = self._pieces.layers, positions.to(self.device)[None]
         embedded = self._pieces.embed(tokens.to(self.device))[None]  # [1, rows, hidden]
         mixed = layer.entry(embedded, self.project(features)[None])
-        hidden = self._layers.run(mixed, places, self._pieces.angles(mixed, places), [batch])
+        hidden = self._layers.run(mixed, self._pieces.angles(mixed, places), [batch])
         predicted: torch.Tensor = self._pieces.norm(hidden)
         return predicted[0]
 

@@ -1,4 +1,4 @@
-"""The tree cache and the tree attention, which transformers' model code calls unchanged (`pieces.py`).
+"""The tree cache, and what rows see of it.
 
 A node's keys and values sit in a slot; RoPE is baked in by position and the mask decides who sees whom, so
 pruning frees slots without copying anything. Rows of several requests go through the linear layers together
@@ -26,7 +26,7 @@ from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.operations import Sight, attention, store
+from flowspec.model.arithmetic.operations import Sight, store
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import LANES
 
@@ -294,12 +294,10 @@ class TreeRows:
 
 @dataclass(slots=True)
 class TreeBatch:
-    """What the attention needs to know of a job; handed to every layer as the keyword `tree`. `sources`: of
-    layers that attend to another's keys and values, that one (`core.protocol.model_spec`)."""
+    """What layers need to know of a job; of a slice that begins with this layer."""
 
     requests: list[TreeRows]
     first_layer: int
-    sources: Mapping[int, int] = field(default_factory=dict)
 
     def write(self, source: int, keys: torch.Tensor, values: torch.Tensor) -> None:
         """The rows' keys and values `[1, kv_heads, rows, head_dim]` of a layer before the slice."""
@@ -307,57 +305,3 @@ class TreeBatch:
             rows = request.of(source - self.first_layer)
             span = slice(rows.first, rows.first + len(rows.slots))
             rows.cache.write(source - self.first_layer, rows.slots, keys[0, :, span], values[0, :, span])
-
-
-def tree_attention(
-    module: Any,
-    query: torch.Tensor,  # [1, heads, rows, head_dim]
-    key: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-    value: torch.Tensor,  # [1, kv_heads, rows, head_dim]
-    attention_mask: torch.Tensor | None,
-    *,
-    tree: TreeBatch,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
-    **_unused: Any,
-) -> tuple[torch.Tensor, None]:
-    """`attended`, as transformers calls it: to what each row sees, and to sinks `s_aux` `[heads]`; returns
-    `[1, rows, heads, head_dim]`."""
-    by_row = query[0].transpose(0, 1)
-    found = attended(
-        tree, module.layer_idx, by_row, key[0], value[0], scaling, sliding_window, softcap, s_aux
-    )
-    return found[None], None
-
-
-def attended(
-    tree: TreeBatch,
-    layer_idx: int,
-    queries: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    scale: float,
-    window: int | None = None,
-    cap: float | None = None,
-    sinks: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`[rows, heads, head_dim]` from queries of that shape, and `keys` and `values` `[kv_heads, rows,
-    head_dim]`, which go to the rows' slots first, unless the layer attends to another's."""
-    source = tree.sources.get(layer_idx, layer_idx)
-    layer, are_all = source - tree.first_layer, len(tree.requests) == 1
-    outputs = []
-    for request in tree.requests:
-        rows = request.of(layer)
-        assert rows is request or window is not None, "a layer without a window holds all"
-        own, new_keys, new_values = queries, keys, values
-        if not are_all:
-            span = slice(rows.first, rows.first + len(rows.slots))
-            own, new_keys, new_values = queries[span], keys[:, span], values[:, span]
-        held_keys, held_values, steps = rows.cache.of(layer)
-        if source == layer_idx:
-            store(rows.slots, new_keys, new_values, held_keys, held_values, steps)
-        sight = rows.sight(window)
-        outputs.append(attention(own, held_keys, held_values, sight, scale, cap, steps, sinks))
-    return outputs[0] if are_all else torch.cat(outputs)

@@ -8,14 +8,13 @@ another, each packed in another form: what a layer has joined, a file may hold a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from flowspec.model.arithmetic.operations import packed_product, packed_products, packed_rows
+from flowspec.model.arithmetic.operations import packed_product, packed_rows
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
@@ -79,29 +78,9 @@ class GgufLinear(GgufModule, nn.Linear):
         """`[rows, outputs]` in the dtype of rows."""
         return packed_product(rows, FORMS[part.kind], part.panels, part.outputs)
 
-    @classmethod
-    def each(cls, layers: Sequence[Any], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        assert all(layer.order is None for layer in layers), "a file has experts' inputs in order"
-        made = [
-            cls._part_each(parts, counts, rows)
-            for parts in zip(*(layer.parts for layer in layers), strict=True)
-        ]
-        return made[0] if len(made) == 1 else torch.cat(made, dim=1)
-
-    @staticmethod
-    def _part_each(parts: Sequence[Part], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        """Of the same part of each layer."""
-        first = parts[0]
-        assert all((part.kind, part.outputs) == (first.kind, first.outputs) for part in parts), "one tensor's"
-        return packed_products(
-            rows, FORMS[first.kind], [part.panels for part in parts], counts, first.outputs
-        )
-
 
 class PlainGgufLinear(GgufLinear):
     """In float32, the weights of a block of panels at a time: for other devices than CPUs."""
-
-    each = GgufModule.each
 
     def _product(self, rows: torch.Tensor, part: Part) -> torch.Tensor:
         wide, form = rows.float(), FORMS[part.kind]

@@ -25,13 +25,8 @@ import numpy.typing as npt
 import torch
 
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.delta import DeltaRows
-from flowspec.model.arithmetic.operations import delta_rule, function, norm
-from flowspec.model.attention import BASE, NEAR, TreeBatch, TreeCache, TreeRows
-from flowspec.model.convolution import seen_inputs
+from flowspec.model.attention import BASE, NEAR, TreeCache, TreeRows
 
-AT_ONCE = 64
-"""Nodes whose inputs are widened at once."""
 STORED_FADING = "linear_attn.A"
 """What a checkpoint's tensor of a layer is called here that holds -e^A_log in the place of A_log."""
 
@@ -53,40 +48,11 @@ def fading(module: Any) -> torch.Tensor:
     return -module.A if hasattr(module, "A") else plain.exp(module.A_log.float())
 
 
-def tree_delta_rule(
-    module: Any, hidden_states: torch.Tensor, *, tree: TreeBatch, **_unused: Any
-) -> torch.Tensor:
-    """What transformers' GatedDeltaNet computes: `[1, rows, hidden]` from that shape. Writes the rows' inputs
-    to their slots."""
-    layer = module.layer_idx - tree.first_layer
-    of_gates = (module.in_proj_b(hidden_states), module.in_proj_a(hidden_states))
-    inputs = torch.cat([module.in_proj_qkv(hidden_states), *of_gates], dim=2)[0]
-    outputs = []
-    for request in tree.requests:
-        rows = request.of(layer)
-        held = rows.cache.inputs[rows.cache.places[layer]]  # [slots, width]
-        held.index_copy_(0, rows.slots, inputs[rows.first : rows.first + len(rows.slots)])
-        outputs.append(_summed_up(module, rows, layer))
-    found = (outputs[0] if len(outputs) == 1 else torch.cat(outputs)).to(inputs.dtype)
-    normal = norm(found, module.norm.weight, module.norm.variance_epsilon, "cast, scale")
-    gates = module.in_proj_z(hidden_states).float().view(normal.shape)
-    gated = (normal.float() * function(gates, "silu")).to(inputs.dtype)
-    result: torch.Tensor = module.out_proj(gated.flatten(1)[None])
-    return result
-
-
 def copy_state(layer: int, cache: TreeCache, source: int, target: int) -> None:
     """Of a layer with states: that of `source` is that of `target`, too."""
     place = cache.places[layer]
     cache.states[place, target] = cache.states[place, source]
     cache.lengths[place][target] = cache.lengths[place][source]
-
-
-def pass_by(module: Any, layer: int, cache: TreeCache, passed: Sequence[int]) -> None:
-    """Brings `BASE` to the end of these slots, which `ClearSlots` names."""
-    place = cache.places[layer]
-    walk = walk_past(layer, cache, passed, module.conv_kernel_size)
-    delta_rule(_rows(module, cache.inputs[place], walk.lines), cache.states[place, BASE][None], walk.steps)
 
 
 def walk_past(layer: int, cache: TreeCache, passed: Sequence[int], length: int) -> Walk:
@@ -99,18 +65,6 @@ def walk_past(layer: int, cache: TreeCache, passed: Sequence[int], length: int) 
     steps = torch.tensor([(row, 0, 0, -1) for row in range(len(lines))], dtype=torch.int32)
     lengths[BASE] += len(lines)
     return Walk(lines, steps, 1, lengths[BASE])
-
-
-def _summed_up(module: Any, rows: TreeRows, layer: int) -> torch.Tensor:
-    """What each of the rows reads from its state, `[rows, heads, value width]`; brings `NEAR` to the end of
-    the output's path."""
-    place = rows.cache.places[layer]
-    states, walk = rows.cache.states[place], walk_of(rows, layer, module.conv_kernel_size)
-    places = states.new_empty((walk.places, *states.shape[1:]))
-    places[0] = states[NEAR]
-    found = delta_rule(_rows(module, rows.cache.inputs[place], walk.lines), places, walk.steps)
-    states[NEAR] = places[0]
-    return found
 
 
 def walk_of(rows: TreeRows, layer: int, length: int) -> Walk:
@@ -131,31 +85,6 @@ def walk_of(rows: TreeRows, layer: int, length: int) -> Walk:
     walk: Walk = rows.walks[start]
     lengths[NEAR] = walk.length
     return walk
-
-
-def _rows(module: Any, held: torch.Tensor, lines: torch.Tensor) -> DeltaRows:
-    """Of nodes whose inputs, and those before them, are `held` `[slots, width]` in `lines` `[nodes,
-    length]`."""
-    width, dtype = module.conv_dim, held.dtype
-    weight = module.conv1d.weight[:, 0].float()  # [width, length]
-    mixed = torch.cat(
-        [
-            plain.convolution(seen_inputs(held[:, :width], some), weight, None).to(dtype)
-            for some in torch.split(lines, AT_ONCE)
-        ]
-    )
-    widths = [module.key_dim, module.key_dim, module.value_dim]
-    parts = torch.split(function(mixed, "silu").float(), widths, dim=1)
-    queries, keys = (part.view(len(lines), -1, module.head_k_dim) for part in parts[:2])
-    shares, rates = held[lines[:, -1], width:].float().chunk(2, dim=1)  # [nodes, heads] each
-    rates = fading(module) * plain.softplus(rates + module.dt_bias.float())
-    return DeltaRows(
-        queries=plain.unit(queries, plain.UNIT_EPS) * module.head_k_dim**-0.5,
-        keys=plain.unit(keys, plain.UNIT_EPS),
-        values=parts[2].reshape(len(lines), -1, module.head_v_dim),
-        decays=plain.exp(-rates),
-        shares=plain.sigmoid(shares),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, ModelSpec
-from flowspec.errors import InputError
+from flowspec.model import torch_layers
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import Cache, Part, kind_of
 from flowspec.model.arithmetic.packed import FORMS
@@ -23,7 +24,7 @@ from flowspec.model.beside import Beside
 from flowspec.model.gguf_layers import GgufEmbedding, GgufLinear, PlainGgufLinear
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.linear_attention import Walk, fading, walk_of, walk_past
-from flowspec.model.products import lanes16, pairs16
+from flowspec.model.products import Product, lanes16, pairs16
 from flowspec.model.program import (
     CannotProgramError,
     LayerProgram,
@@ -40,7 +41,8 @@ from flowspec.model.program import (
     program_of,
 )
 from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear
-from flowspec.model.spec import ACTIVATIONS
+from flowspec.model.spec import check_activation
+from flowspec.model.torch_layers import TorchLayer
 
 if TYPE_CHECKING:
     from flowspec.model.families import Family
@@ -113,48 +115,48 @@ def _step(part: Part, walk: Walk) -> None:
 
 
 class Layers:
-    """Those of a draft head, which run behind each other: as programs on a CPU, else as modules."""
+    """Those of a draft head, which run behind each other."""
 
     def __init__(
-        self, modules: Iterable[Any], specs: Sequence[LayerSpec], family: Family, dtype: torch.dtype
+        self,
+        modules: Iterable[nn.Module],
+        specs: Sequence[LayerSpec],
+        family: Family,
+        dtype: torch.dtype,
+        product: Product,
     ) -> None:
-        self._modules, self._room = [*modules], Room(compiled.library())
-        is_cpu = all(each.device.type == "cpu" for module in self._modules for each in module.parameters())
-        self._programs = [
-            program_of(parts_of(module, family.layer_names), spec, family.norm, kind_of(dtype), place)
-            for place, (module, spec) in enumerate(zip(self._modules, specs, strict=True))
-            if is_cpu
+        self._room = Room(compiled.library())
+        self._layers = [
+            layer_of(module, spec, family, dtype, product, place)
+            for place, (module, spec) in enumerate(zip(modules, specs, strict=True))
         ]
-
-    @property
-    def are_programs(self) -> bool:
-        return bool(self._programs)
 
     def run(
         self,
         hidden: torch.Tensor,
-        positions: torch.Tensor,
         angles: Sequence[Angles],
         batches: Sequence[TreeBatch],
         embedding: torch.Tensor | None = None,
-        **more: Any,
     ) -> torch.Tensor:
         """Of hidden states `[1, rows, width]`, with each layer's angles and what its rows see, and the rows'
-        embeddings where layers read these; modules are told `more`."""
-        if not self._programs:
-            for layer, turned, batch in zip(self._modules, angles, batches, strict=True):
-                given = {"position_ids": positions, "position_embeddings": turned, **more}
-                hidden = layer(hidden, attention_mask=None, tree=batch, **given)
-            return hidden
-        hidden = hidden.clone(memory_format=torch.contiguous_format)  # layers add to it in place
-        passes = {id(batch): Pass(self._room, hidden, batch, embedding=embedding) for batch in batches}
-        for program, turned, batch in zip(self._programs, angles, batches, strict=True):
-            passes[id(batch)].run(program, turned)
+        embeddings where layers read these."""
+        hidden = hidden.clone(memory_format=torch.contiguous_format)  # programs add to it in place
+        passes: dict[int, Pass] = {}
+        for layer, turned, batch in zip(self._layers, angles, batches, strict=True):
+            if isinstance(layer, TorchLayer):
+                hidden = layer.run(hidden[0], turned, batch, embedding=embedding)[None]
+                continue
+            if id(batch) not in passes:
+                passes[id(batch)] = Pass(self._room, hidden, batch, embedding=embedding)
+            passes[id(batch)].run(layer, turned)
         return hidden
 
 
-def pass_by(room: Room, program: LayerProgram, cache: TreeCache, passed: Sequence[int]) -> None:
+def pass_by(room: Room, program: LayerProgram | TorchLayer, cache: TreeCache, passed: Sequence[int]) -> None:
     """Brings the state `BASE` to the end of these slots, which `ClearSlots` names."""
+    if isinstance(program, TorchLayer):
+        torch_layers.pass_by(program, cache, passed)
+        return
     mixer, layer = program.view[1], program.source
     assert isinstance(mixer, DeltaRule)
     assert program.past is not None
@@ -168,37 +170,56 @@ def pass_by(room: Room, program: LayerProgram, cache: TreeCache, passed: Sequenc
     room.run(ctypes.byref(program.past))
 
 
-def programs_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[LayerProgram]:
-    """Those of a slice's layers. Raises `InputError` where there is no operation for an activation."""
+def layers_of(pieces: Pieces, model: ModelSpec, dtype: torch.dtype) -> list[LayerProgram | TorchLayer]:
+    """Those of a slice. Raises `InputError` where there is no operation for an activation."""
     first, specs = pieces.span.first, model.layers[pieces.span.first : pieces.span.end]
-    if any(spec.dense is None for spec in specs):
-        name = getattr(pieces.config, "hidden_activation", None) or pieces.config.hidden_act
-        known = ", ".join(ACTIVATIONS)
-        raise InputError(f"the model's layers apply {name!r:.80}, but FlowSpec computes {known}")
+    check_activation(pieces.config, specs)
     going, at = {}, model.carried_at(pieces.span.end).embedding
     for source in model.carried_at(pieces.span.end).sources:
         going[source - first] = at
         at += model.layers[source].kv.numbers
     made = []
     for place, (layer, spec) in enumerate(zip(pieces.layers, specs, strict=True)):
-        parts = parts_of(layer, pieces.family.layer_names)
-        spec = replace(spec, source=spec.source - first)
-        how, kind = pieces.family.norm, kind_of(dtype)
-        made.append(program_of(parts, spec, how, kind, place, going.get(place)))
+        own = replace(spec, source=spec.source - first)
+        given = pieces.family, dtype, pieces.product, place, going.get(place)
+        made.append(layer_of(layer, own, *given))
     return made
 
 
-def parts_of(layer: torch.nn.Module, names: Mapping[str, str]) -> Parts:
+def layer_of(
+    module: nn.Module,
+    spec: LayerSpec,
+    family: Family,
+    dtype: torch.dtype,
+    product: Product,
+    place: int = 0,
+    going: int | None = None,
+) -> LayerProgram | TorchLayer:
+    """A program on a CPU, else what torch computes; `place`, `going` and the spec's source as in
+    `program_of`."""
+    if not _is_on_cpu(module):
+        return TorchLayer(module, spec, family, product, place, going)
+    parts = parts_of(module, family.layer_names, product)
+    return program_of(parts, spec, family.norm, kind_of(dtype), place, going)
+
+
+def _is_on_cpu(module: nn.Module) -> bool:
+    return all(each.device.type == "cpu" for each in module.parameters())
+
+
+def parts_of(layer: nn.Module, names: Mapping[str, str], product: Product) -> Parts:
     """Those of a module; `names` are those that its family calls otherwise."""
     common: dict[str, str] = {"mlp.gate": "mlp.router", **{own: name for name, own in names.items()}}
     found: dict[str, Any] = {}
     modules = dict(layer.named_modules())
     for own, module in modules.items():
         name = common.get(own) or str(own)
-        made = _part_of(module)
+        made = _part_of(module, product)
         if made is not None:
             found[name] = made
-        found |= {f"{name}.{part}": value for part, value in _more_of(module, name.rpartition(".")[2])}
+        found |= {
+            f"{name}.{part}": value for part, value in _more_of(module, name.rpartition(".")[2], product)
+        }
     if "self_attn.v_norm" in modules:
         eps, width = modules["self_attn.v_norm"].eps, found["self_attn.q_norm"].weights
         ones = torch.ones(width.count, dtype=width.held.dtype)
@@ -213,7 +234,7 @@ def parts_of(layer: torch.nn.Module, names: Mapping[str, str]) -> Parts:
     return found
 
 
-def _more_of(module: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _more_of(module: Any, name: str, product: Product) -> Iterator[tuple[str, Any]]:
     """What of a module is no part of its own, by what that is called in it."""
     own = dict(module.named_parameters(recurse=False)) | dict(module.named_buffers(recurse=False))
     for convolution in module.children():
@@ -227,12 +248,12 @@ def _more_of(module: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield "sinks", numbers(own["sinks"].float())
     if name == "experts":
         for stack in ("gate_up_proj", "down_proj"):
-            yield stack, _stack_of(module, stack)
+            yield stack, _stack_of(module, stack, product)
 
 
-def _part_of(module: Any) -> Linear | NormPart | RouterPart | None:
+def _part_of(module: Any, product: Product) -> Linear | NormPart | RouterPart | None:
     if isinstance(module, torch.nn.Linear):
-        return linear_of(module)
+        return linear_of(module, product)
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     if type(module).__name__.endswith("Router"):
         return _router_of(module)
@@ -243,19 +264,19 @@ def _part_of(module: Any) -> Linear | NormPart | RouterPart | None:
     return None
 
 
-def linear_of(linear: Any) -> Linear:
+def linear_of(linear: Any, product: Product) -> Linear:
     inputs, outputs, order = linear.in_features, linear.out_features, getattr(linear, "order", None)
     return Linear(
         inputs=inputs,
         outputs=outputs,
-        matrices=tuple(_matrices(linear)),
+        matrices=tuple(_matrices(linear, product)),
         bias=None if linear.bias is None else numbers(linear.bias),
         order=None if order is None else numbers(order.long()),
         held=linear,
     )
 
 
-def _matrices(linear: Any) -> list[Matrix]:
+def _matrices(linear: Any, product: Product) -> list[Matrix]:
     inputs, outputs = linear.in_features, linear.out_features
     if isinstance(linear, GgufLinear) and not isinstance(linear, PlainGgufLinear):
         found, first = [], 0
@@ -268,7 +289,6 @@ def _matrices(linear: Any) -> list[Matrix]:
     if isinstance(linear, PanelInt8Linear):
         where, scales = numbers(linear._panels).address, numbers(linear._scales).address
         return [Matrix("digits", 0, where, inputs, outputs, 0, ("digits", 0, False), scales)]
-    product = linear.__dict__.get("product")
     if isinstance(linear, QuantisedLinear) or product not in (lanes16, pairs16):
         raise CannotProgramError
     return [_plain(product, numbers(linear.weight), inputs, outputs)]
@@ -287,19 +307,19 @@ def _packed(name: str, panels: torch.Tensor, inputs: int, outputs: int, first: i
     return Matrix("packed", form.number, numbers(panels).address, inputs, outputs, first, prepared)
 
 
-def _stack_of(experts: Any, name: str) -> Stack:
+def _stack_of(experts: Any, name: str, product: Product) -> Stack:
     given, bias = getattr(experts, name), getattr(experts, f"{name}_bias", None)
     own = None if bias is None else numbers(bias)
     if isinstance(given, torch.nn.ModuleList):
-        linears = tuple(map(linear_of, given))
+        linears = tuple(linear_of(linear, product) for linear in given)
         if any(linear.order is not None for linear in linears):
             raise CannotProgramError
         return Stack(linears=linears, bias=own)
-    if experts.product not in (lanes16, pairs16):
+    if product not in (lanes16, pairs16):
         raise CannotProgramError
     count, outputs, inputs = given.shape
     whole, size = numbers(given.detach()), outputs * inputs * given.element_size()
-    matrices = [_plain(experts.product, whole, inputs, outputs, place * size) for place in range(count)]
+    matrices = [_plain(product, whole, inputs, outputs, place * size) for place in range(count)]
     alike = {"inputs": inputs, "outputs": outputs, "held": given}
     return Stack(linears=tuple(Linear(matrices=(each,), **alike) for each in matrices), bias=own)
 

@@ -7,39 +7,22 @@ their matrices is computed by `arithmetic/`, so that a row's bits follow from th
 
 from __future__ import annotations
 
-import copy
-import functools
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from flowspec.errors import InputError
-from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import angles, function, norm, turned, turned_alone
-from flowspec.model.attention import tree_attention
-from flowspec.model.convolution import convolving_layer, tree_convolution
-from flowspec.model.experts import EXPERTS_NAME, outputs_first
+from flowspec.model.arithmetic.operations import angles, function, norm
+from flowspec.model.experts import outputs_first
 from flowspec.model.families import Family
-from flowspec.model.imports import IMPORTING
 from flowspec.model.layer_by_layer import LAYER_INPUT
-from flowspec.model.layer_inputs import LayerInput
-from flowspec.model.linear_attention import tree_delta_rule
-from flowspec.model.products import Product
+from flowspec.model.products import Product, lanes16
 from flowspec.model.quantised import packed_bytes
-from flowspec.model.routers import ROUTERS
 
-with IMPORTING:
-    from transformers import AttentionInterface
-
-ATTENTION_NAME = "flowspec_tree"
-AttentionInterface.register(ATTENTION_NAME, tree_attention)
 Angles = tuple[torch.Tensor, torch.Tensor]
 """Cosine and sine of the position embeddings, each `[1, rows, rotated width]`."""
 
@@ -77,6 +60,20 @@ class KeptModules:
         return _bytes_of([*self.layers.values(), *_there(self.embedding, self.norm, self.lm_head)])
 
 
+class LayerInput(nn.Module):
+    """What a layer of Gemma 4 takes of a token besides, after `project_per_layer_inputs` of transformers'
+    Gemma4TextModel: looked up in a table, plus a projection of the token's embedding. Transformers makes that
+    of all layers at once; here each layer has its own, so a slice holds no more than its layers need."""
+
+    def __init__(self, config: Any, norm: Any) -> None:
+        super().__init__()
+        width = config.hidden_size_per_layer_input
+        self.table = nn.Embedding(config.vocab_size_per_layer_input, width)
+        self.projection = nn.Linear(config.hidden_size, width, bias=False)
+        self.norm = norm(width, eps=config.rms_norm_eps)
+        self.table_scale = width**0.5
+
+
 @dataclass(slots=True)
 class Pieces:
     """The modules of a slice: the first one has the embedding, the last one the final norm and `lm_head`."""
@@ -89,6 +86,8 @@ class Pieces:
     rotary: Any
     norm: Any
     lm_head: nn.Linear | None
+    product: Product = lanes16
+    """What multiplies by matrices that are not packed."""
 
     @staticmethod
     def build(config: Any, family: Family, span: Span) -> Pieces:
@@ -96,7 +95,6 @@ class Pieces:
 
         Raises `InputError` when the config does not describe layers that transformers can build.
         """
-        config = slice_config(config)
         try:
             with torch.device("meta"):
                 layers = [
@@ -168,7 +166,8 @@ class Pieces:
         self.embedding = kept.embedding or self.embedding
         self.norm, self.lm_head = kept.norm or self.norm, kept.lm_head or self.lm_head
 
-    def call_directly(self, product: Product | None) -> None:
+    def call_directly(self, product: Product) -> None:
+        self.product = product
         for module in self.loaded:
             call_directly(module.eval(), self.family, product)
 
@@ -219,145 +218,29 @@ def angles_of(rotary: Any, hidden: torch.Tensor, positions: torch.Tensor, kind: 
     return angles(positions, frequencies, getattr(rotary, f"{kind}attention_scaling"), hidden.dtype)
 
 
-def slice_config(config: Any) -> Any:
-    """The config with the tree attention and the row-wise experts switched on."""
-    config = copy.deepcopy(config)
-    config._attn_implementation = ATTENTION_NAME
-    config._experts_implementation = EXPERTS_NAME
-    return config
-
-
-def call_directly(module: nn.Module, family: Family, product: Product | None = None) -> None:
-    """Has a module compute canonically, and spares each call its search for hooks, and each submodule its
-    look-up by name.
-
-    Norms, functions of one number and routers are computed by `arithmetic/`, linear layers that are not
-    packed by `product` (None: by torch). Nothing here uses hooks, and with one row these detours are a tenth
-    of a small model's time.
-    """
+def call_directly(module: nn.Module, family: Family, product: Product) -> None:
+    """Has a module's norms compute canonically, and its linear layers that are not packed by a product."""
     norm_class = family.piece("RMSNorm")
     for part in list(module.modules()):
         kind = type(part)
-        call = _with_own_functions(kind.forward, family.rotary_is_partial, family.rotary_is_half)
         if isinstance(part, norm_class):
-            call = _normed if "weight" in part._parameters else _normed_alone
             part.__dict__["how"] = family.norm
             part.__dict__.setdefault("eps", getattr(part, "variance_epsilon", None))
-        elif kind is nn.Linear and product is not None:
-            call = _linear
+            call: Any = _normed
+        elif kind is nn.Linear:
             part.__dict__["product"] = product
-        elif kind.__name__.endswith("ShortConv"):
-            call = tree_convolution
-        elif kind.__name__.endswith("DecoderLayer") and hasattr(part, "conv"):
-            call = convolving_layer
-        elif kind.__name__.endswith("GatedDeltaNet"):
-            call = tree_delta_rule
-        elif kind.__name__.endswith("Router"):
-            call = ROUTERS[family.router]
-        if isinstance(getattr(part, "gate_up_proj", None), nn.Parameter) and kind.__name__.endswith(
-            "Experts"
-        ):
-            part.__dict__["product"] = F.linear if product is None else product
+            call = _linear
+        else:
+            continue
         part.__class__ = type(kind.__name__, (kind,), {"__call__": call})
-        part.__dict__.update(part._modules)
-        part.__dict__.update(part._parameters)
-        for name in _FUNCTION_NAMES & part._modules.keys():
-            part.__dict__[name] = _functions(part.get_submodule(name))
 
 
 def _linear(layer: Any, x: torch.Tensor) -> torch.Tensor:
-    if x.dim() == 2:
-        product: torch.Tensor = layer.product(x, layer.weight, layer.bias)
-        return product
     found: torch.Tensor = layer.product(x.reshape(-1, layer.in_features), layer.weight, layer.bias)
     return found.view(*x.shape[:-1], layer.out_features)
 
 
-def _functions(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A layer's activation. Raises `InputError` for one that has no canonical form."""
-    name = _FUNCTIONS.get(type(module).__name__)
-    if name is None:
-        raise InputError(
-            f"the model's layers apply {type(module).__name__}, but FlowSpec computes silu, "
-            "gelu_pytorch_tanh and relu"
-        )
-    return torch.relu if name == "relu" else partial(function, name=name)
-
-
 def _normed(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    return norm(hidden, module.weight, module.eps, module.how)
-
-
-def _normed_alone(module: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """By a norm without weights."""
-    return norm(hidden, _ones(hidden.shape[-1], hidden.dtype, hidden.device), module.eps, module.how)
-
-
-@functools.cache
-def _ones(width: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.ones(width, dtype=dtype, device=device)
-
-
-@functools.cache
-def _with_own_functions(forward: Any, is_partial: bool, is_half: bool) -> Any:
-    """A layer's function, calling ours to turn queries and keys, and in the place of torch's silu and
-    sigmoid; as it is where it turns in another way, and where it does none of it."""
-    inner = inspect.unwrap(forward)  # in some versions it stands in one that renames arguments
-    names, used = inner.__globals__, inner.__code__.co_names
-    own: dict[str, Any] = {}
-    if "apply_rotary_pos_emb" in used:
-        turns = names["apply_rotary_pos_emb"]
-        if _is_of_one(turns):
-            own |= {"apply_rotary_pos_emb": turned_alone} if _turns_one(turns) else {}
-        elif _turns_halves(turns, is_partial, is_half):
-            own["apply_rotary_pos_emb"] = turned
-    if "F" in used and not _OF_F.isdisjoint(used) and names.get("F") is F:
-        own["F"] = _FUNCTIONAL
-    if {"torch", "sigmoid"} <= set(used) and names.get("torch") is torch:
-        own["torch"] = _TORCH
-    if not own:
-        return forward
-    made = FunctionType(
-        inner.__code__, {**names, **own}, inner.__name__, inner.__defaults__, inner.__closure__
-    )
-    made.__kwdefaults__ = inner.__kwdefaults__
-    return made
-
-
-def _turns_halves(function: Any, is_partial: bool, is_half: bool) -> bool:
-    """Whether a family turns as `turned` does: tried, since its code may change with transformers. One that
-    takes angles once is given `turned`'s, of which each is there twice."""
-    generator = torch.Generator().manual_seed(1)
-    given = [torch.randn((1, heads, 3, 8), generator=generator) for heads in (4, 2)]
-    angles = [torch.randn((1, 3, 4 if is_partial or is_half else 8), generator=generator) for _ in range(2)]
-    twice = [torch.cat([angle, angle], dim=-1) for angle in angles] if is_half else angles
-    expected = (plain.turned(each, *twice) for each in given)
-    return all(map(torch.equal, function(*given, *angles), expected))
-
-
-def _is_of_one(function: Any) -> bool:
-    """Whether a family turns queries and keys in a call each (Gemma 4)."""
-    return "k" not in inspect.signature(function).parameters
-
-
-def _turns_one(function: Any) -> bool:
-    """As `_turns_halves`, of one that turns `[1, rows, heads, width]` alone."""
-    generator = torch.Generator().manual_seed(1)
-    given = torch.randn((1, 3, 4, 8), generator=generator)
-    angles = [torch.randn((1, 3, 8), generator=generator) for _ in range(2)]
-    expected = plain.turned(given.transpose(1, 2), *angles).transpose(1, 2)
-    return torch.equal(function(given, *angles, unsqueeze_dim=2), expected)
-
-
-_FUNCTION_NAMES = {"act_fn", "activation_fn"}
-_OF_F = {"silu", "sigmoid"}
-_FUNCTIONAL = SimpleNamespace(**{name: partial(function, name=name) for name in _OF_F})
-"""In the place of torch.nn.functional for a layer's function that calls one of these; it lacks all else."""
-_TORCH = SimpleNamespace(chunk=torch.chunk, sigmoid=partial(function, name="sigmoid"))
-"""As that, of torch's sigmoid."""
-_FUNCTIONS = {
-    **dict.fromkeys(("SiLUActivation", "SiLU"), "silu"),
-    **dict.fromkeys(("GELUTanh", "NewGELUActivation"), "gelu_tanh"),
-    "ReLU": "relu",
-}
-"""By the class that transformers takes for a name in a config."""
+    weight = module._parameters.get("weight")
+    weight = hidden.new_ones(hidden.shape[-1]) if weight is None else weight
+    return norm(hidden, weight, module.eps, module.how)

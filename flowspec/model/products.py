@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.model.arithmetic import compiled_torch
-from flowspec.model.arithmetic.compiled_torch import Portions
 
 Product = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 """`x W^T + b`, `[rows, out]` in the dtype of x `[rows, in]`, from W `[out, in]` of that dtype and b `[out]`
@@ -45,53 +44,6 @@ def pairs16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) ->
     found = library.pairs(x.contiguous(), weight, torch.float32)  # rounded once, with the bias
     found += bias
     return found.to(x.dtype)
-
-
-def products(
-    product: Product, x: torch.Tensor, weights: torch.Tensor, portions: Portions, biases: torch.Tensor | None
-) -> torch.Tensor:
-    """What `product` gives for rows `[rows, in]` with matrices of a stack `[matrices, out, in]`, each with
-    its own of `biases` `[matrices, out]`. Our own kernels do all in one call."""
-    own = IN_ONE_CALL.get(product)
-    if own is None:
-        rows = x.split_with_sizes([count for _, count in portions])
-        return torch.cat(
-            [
-                product(part, weights[matrix], None if biases is None else biases[matrix])
-                for part, (matrix, _) in zip(rows, portions, strict=True)
-            ]
-        )
-    if biases is None:
-        return own(x, weights, portions, x.dtype)
-    return (own(x, weights, portions, torch.float32) + for_rows(biases, portions)).to(x.dtype)
-
-
-def for_rows(biases: torch.Tensor, portions: Portions) -> torch.Tensor:
-    """`[rows, out]`: what each row's matrix has of `[matrices, out]`."""
-    return biases[[matrix for matrix, count in portions for _ in range(count)]]
-
-
-def _lanes_each(
-    x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
-) -> torch.Tensor:
-    library = compiled_torch.library()
-    assert library is not None, "a kernel is used only where it is there"
-    return library.linear_each(x.to(dtype).contiguous(), weights, portions)
-
-
-def _pairs_each(
-    x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
-) -> torch.Tensor:
-    library = compiled_torch.library()
-    assert library is not None, "a kernel is used only where it is there"
-    return library.pairs_each(x.contiguous(), weights, portions, dtype)
-
-
-IN_ONE_CALL: dict[Product, Callable[[torch.Tensor, torch.Tensor, Portions, torch.dtype], torch.Tensor]] = {
-    lanes16: _lanes_each,
-    pairs16: _pairs_each,
-}
-"""What multiplies with several matrices in one call: `[rows, out]` in the named dtype, rounded once."""
 
 
 def in_blocks(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

@@ -21,15 +21,14 @@ kernel.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from flowspec.model.arithmetic import compiled_torch
-from flowspec.model.arithmetic.operations import packed_product, packed_products
+from flowspec.model.arithmetic.operations import packed_product
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels, int8_panels, packed
 from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
@@ -58,13 +57,6 @@ class Packed(nn.Module):
     def packed_sizes(self) -> dict[object, int]:
         """Bytes of what is packed, each by what it is known by where several modules share it."""
         raise NotImplementedError
-
-    @classmethod
-    def each(cls, layers: Sequence[Any], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        """What linear layers of this class that are alike, without a bias, give, `[rows, out]`: each has so
-        many rows of its own, which follow one another."""
-        parts = rows.split_with_sizes(list(counts))
-        return torch.cat([layer(part) for layer, part in zip(layers, parts, strict=True)])
 
 
 class QuantisedLinear(Packed, nn.Linear):
@@ -223,11 +215,6 @@ class PanelInt4Linear(Int4Linear):
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
         return packed_product(rows, Q4_0, self._panels, self.out_features)
-
-    @classmethod
-    def each(cls, layers: Sequence[Any], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        panels = [layer._panels for layer in layers]
-        return packed_products(rows, Q4_0, panels, counts, layers[0].out_features)
 
 
 class PlainInt4Linear(Int4Linear):

@@ -12,9 +12,6 @@ right.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -57,18 +54,6 @@ class CudaInt4Linear(Int4Linear):
         self._scales = torch.stack([scales, zeros], dim=2).transpose(0, 1).contiguous()  # [groups, out, 2]
 
     def _products(self, rows: torch.Tensor) -> torch.Tensor:
-        return self._multiplied(self._filled(rows))
-
-    def _filled(self, rows: torch.Tensor) -> torch.Tensor:
-        return F.pad(rows.bfloat16(), (0, -self.in_features % GROUP))
-
-    def _multiplied(self, filled: torch.Tensor) -> torch.Tensor:
+        filled = F.pad(rows.bfloat16(), (0, -self.in_features % GROUP))
         found: torch.Tensor = torch._weight_int4pack_mm(filled, self._packed, GROUP, self._scales)
         return found
-
-    @classmethod
-    def each(cls, layers: Sequence[Any], counts: Sequence[int], rows: torch.Tensor) -> torch.Tensor:
-        """What is no product is started once for all: on a GPU a start takes as long as a small product."""
-        parts = layers[0]._filled(rows).split_with_sizes(list(counts))
-        found = torch.cat([layer._multiplied(part) for layer, part in zip(layers, parts, strict=True)])
-        return found[:, : layers[0].out_features].to(rows.dtype)

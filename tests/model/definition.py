@@ -88,6 +88,7 @@ def defined(case: Case, rows: int) -> str:
     keys, values = tensor(given.keys), tensor(given.values)
     is_levels = case.cached == "int8"
     held = plain.Held(
+        dense=dense,
         keys=keys,
         values=values,
         slots=tensor(given.slots),
@@ -99,17 +100,17 @@ def defined(case: Case, rows: int) -> str:
         key_steps=tensor(given.key_steps) if is_levels else None,
         value_steps=tensor(given.value_steps) if is_levels else None,
     )
-    token = None
+    token = plain.Token(tensor(given.embedding))
     if dense.input_width:
         table = tensor(case.parts["layer_input.table"].weights.held)
         factor = case.parts["layer_input.factor"]
-        token = plain.LayerInput(table[tensor(given.tokens)], tensor(given.embedding), factor)
+        token = plain.Token(token.embedding, table[tensor(given.tokens)], factor)
     angles = tensor(given.angles[0]), tensor(given.angles[1])
-    hidden = plain.layer(spec, products, norms, tensor(given.hidden), angles, held, experts, vectors, token)
+    parts = plain.Parts(products=products, norms=norms, vectors=vectors, experts=experts)
+    hidden = plain.layer(spec, parts, tensor(given.hidden), angles, held, token)
     steps = (given.key_steps, given.value_steps)
     if held.key_steps is not None and held.value_steps is not None:
         steps = array(held.key_steps), array(held.value_steps)
-    assert held.inputs is not None
     assert held.states is not None
     found = hidden, keys, values
     return cases.digest((*map(array, found), *steps, array(held.inputs), array(held.states)[0]))

@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import itertools
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,22 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
-from transformers.models.glm import modeling_glm
 
 from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.errors import InputError
+from flowspec.model import passes
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import turned, turned_alone
 from flowspec.model.families import FAMILIES, check_family, decoder_config
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import kernel_of
 from flowspec.model.layer_by_layer import LAYER_INPUT
 from flowspec.model.linear_attention import state_shape
 from flowspec.model.pieces import Pieces, Span, call_directly
+from flowspec.model.products import lanes16
 from flowspec.model.slice import Slice
 from flowspec.model.spec import context_max
 from flowspec.model.support import family_of
+from flowspec.model.torch_layers import TorchLayer
 from tests.model.slices import (
     CPU,
     job_of,
@@ -60,48 +59,6 @@ def config_of(family: str, **fields: Any) -> Any:
     return AutoConfig.for_model(family, **shape)
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_queries_and_keys_are_turned_by_our_own_function(name: str) -> None:
-    """In a family's own code."""
-    config = config_of(name)
-    module = FAMILIES[name].piece("Attention")(getattr(config, FAMILIES[name].part or "", config), 0)
-    own = type(module).forward
-    call_directly(module, FAMILIES[name])
-    assert type(module).__call__ is not own
-    assert type(module).__call__.__globals__["apply_rotary_pos_emb"] in (turned, turned_alone)
-
-
-def test_functions_that_stand_in_others_are_found_and_others_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from 5.24 on, where one that renames an argument is around each."""
-    kind = FAMILIES["llama"].piece("Attention")
-    inner = inspect.unwrap(kind.forward)
-
-    @functools.wraps(inner)
-    def renaming(*given: Any, **named: Any) -> Any:
-        return inner(*given, **named)
-
-    monkeypatch.setattr(kind, "forward", renaming)
-    module = kind(config_of("llama"), 0)
-    call_directly(module, FAMILIES["llama"])
-    assert type(module).__call__.__globals__["apply_rotary_pos_emb"] is turned
-    config = AutoConfig.for_model("glm", **SMALL, head_dim=16)  # turns neighbours
-    module = modeling_glm.GlmAttention(config, 0)
-    own = type(module).forward
-    call_directly(module, replace(FAMILIES["llama"], module="glm", prefix="Glm"))
-    assert type(module).__call__ is own
-
-
-def test_silu_is_our_own_where_a_layer_calls_torchs() -> None:
-    family = FAMILIES["lfm2"]
-    module = family.piece("MLP")(config_of("lfm2"))
-    call_directly(module, family)
-    x = 3 * torch.randn((5, 64), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        expected = module.w2(plain.silu(module.w1(x)) * module.w3(x))
-        assert torch.equal(module(x), expected)
-    assert type(module).__call__.__globals__["F"] is not torch.nn.functional
-
-
 def test_every_family_has_a_variant_that_is_tested() -> None:
     assert {family for family, _ in VARIANTS.values()} == set(FAMILIES)
 
@@ -116,7 +73,7 @@ def test_norms_are_the_familys_own(name: str) -> None:
         hidden = (5 * torch.randn((1, 33, 96), generator=generator)).to(dtype)
         with torch.inference_mode():
             expected = norm(hidden)
-            call_directly(norm, family)
+            call_directly(norm, family, lanes16)
             found = norm(hidden)
         if dtype == torch.float32:
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
@@ -413,7 +370,6 @@ PROGRAMS = (
 def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype: str) -> None:
     part, rows = slice_of(variant, dtype, first=0), 20
     part.open_cache(0, 64)
-    assert part.programs, "every family has them"
     places, tokens = np.arange(rows), [3 * row for row in range(rows)]
     hidden = part.pieces.embed(torch.tensor(tokens)).detach().numpy()
     embedding, family, lags = hidden, part.pieces.family, places[:, None] - places
@@ -445,16 +401,17 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype
             for place in range(spec.dense.mixture.experts):
                 stack = {name: each[place] for name, each in stacks.items()}
                 experts.append({name: functools.partial(multiplied, of=stack, name=name) for name in EXPERTS})
-        token = None
+        token = plain.Token(embedding)
         if spec.dense.input_width:
             own = modules[LAYER_INPUT]
             factor = torch.tensor(own.table_scale).to(part.dtype).item()
-            token = plain.LayerInput(own.table.weight.detach().numpy()[tokens], embedding, factor)
+            token = plain.Token(embedding, own.table.weight.detach().numpy()[tokens], factor)
         kind = f"{part.config.layer_types[number]}_" if family.rotary_by_layer_type else ""
         turns = getattr(part.pieces.rotary, f"{kind}inv_freq").float().numpy()
         scale = np.float32(getattr(part.pieces.rotary, f"{kind}attention_scaling"))
         angles = plain.angles(places[None], turns, scale, hidden.dtype)
         seen = held[number] = plain.Held(
+            dense=spec.dense,
             keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
             values=np.zeros((spec.kv.count, 64, spec.kv.width), hidden.dtype),
             slots=places,
@@ -466,7 +423,8 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype
         )
         if spec.source != number:
             seen.keys, seen.values = held[spec.source].keys, held[spec.source].values
-        hidden = plain.layer(spec, products, norms, hidden, angles, seen, experts, vectors, token)
+        parts = plain.Parts(products=products, norms=norms, vectors=vectors, experts=experts)
+        hidden = plain.layer(spec, parts, hidden, angles, seen, token)
     job = job_of(part_of(0, tokens, sampled=np.zeros(rows, dtype=np.bool_)))
     assert np.array_equal(part.forward(job, None)[1].numpy(), hidden)
 
@@ -497,12 +455,14 @@ def routed(rows: np.ndarray, router: Any, kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("variant", PROGRAMS)
-def test_layers_give_the_bits_of_transformers_code(variant: str) -> None:
-    """Which GPUs run; here with the same products."""
-    ours, own = slice_of(variant), slice_of(variant)
-    own.programs = []
-    for part in (ours, own):
+def test_layers_by_torch_have_the_bits_of_programs(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GPUs compute them, here with the same products."""
+    first = slice_of(variant)
+    monkeypatch.setattr(passes, "_is_on_cpu", lambda module: False)
+    end = slice_of(variant)
+    assert {type(layer) for layer in end.layers} == {TorchLayer}
+    for part in (first, end):
         part.open_cache(0, 64)
         part.open_cache(1, 64)
     for requests in ([(0, 20), (0, 3)], [(20, 1)], [(21, 2), (3, 1)]):
-        assert torch.equal(run(ours, requests), run(own, requests))
+        assert torch.equal(run(first, requests), run(end, requests))

@@ -6,10 +6,8 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +17,7 @@ from hypothesis import strategies as st
 
 from flowspec.model.arithmetic import operations, plain
 from flowspec.model.arithmetic.compiled_torch import TensorLibrary as Library
-from flowspec.model.arithmetic.packed import Q4_0
-from flowspec.model.experts import row_experts
-from flowspec.model.products import Product, in_blocks, lanes16, pairs16
-from flowspec.model.quantised import PanelInt4Linear, quantise
+from flowspec.model.products import pairs16
 from tests.model.slices import threads_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -239,112 +234,3 @@ def test_small_products_are_summed_in_halves(library: Library) -> None:
             library.halves(x, odd)
     with pytest.raises(AssertionError):
         library.halves(torch.ones(2, 0), torch.ones(3, 0))
-
-
-# ---------------------------------------------------------------------------------------------------- experts
-
-EXPERTS, CHOSEN, WIDTH, NEURONS = 7, 3, 80, 48
-KERNELS = [(in_blocks, torch.float32), (lanes16, torch.float32), (lanes16, torch.bfloat16)]
-
-
-def matrices(generator: torch.Generator, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of gate and up, and of down, each `[experts, out, in]`."""
-    shapes = (EXPERTS, 2 * NEURONS, WIDTH), (EXPERTS, WIDTH, NEURONS)
-    gate_up, down = (0.2 * torch.randn(shape, generator=generator) for shape in shapes)
-    return gate_up.to(dtype), down.to(dtype)
-
-
-def routed(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states, and what each row's experts are and how much they count; one expert has no row."""
-    chosen = torch.stack([torch.randperm(EXPERTS - 1, generator=generator)[:CHOSEN] for _ in range(rows)])
-    hidden = torch.randn((rows, WIDTH), generator=generator)
-    return hidden, chosen, torch.rand((rows, CHOSEN), generator=generator)
-
-
-def activated(gate: torch.Tensor) -> torch.Tensor:
-    return plain.FUNCTIONS["silu"](gate.float()).to(gate.dtype)
-
-
-def one_by_one(
-    product: Product,
-    gate_up: Sequence[Any],
-    down: Sequence[Any],
-    biases: tuple[Any, Any],
-    given: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
-    """The definition: one row, one expert after another, in ascending order."""
-    hidden, chosen, shares = given
-    expected = torch.zeros_like(hidden)
-    for row, places in enumerate(chosen.argsort(dim=1)):
-        for place in places:
-            expert = chosen[row, place]
-            of_gate_up, of_down = (None if each is None else each[expert] for each in biases)
-            gate, up = product(hidden[row, None], gate_up[expert], of_gate_up).chunk(2, dim=-1)
-            made = product(activated(gate) * up, down[expert], of_down)
-            expected[row] += (made * shares[row, place])[0]
-    return expected
-
-
-@pytest.mark.arm
-@pytest.mark.parametrize("product_dtype", [*KERNELS, (pairs16, torch.bfloat16)])
-@pytest.mark.parametrize(("rows", "group_rows"), [(1, 256), (5, 7), (33, 256)])
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_experts_in_one_call_are_experts_one_by_one(
-    product_dtype: tuple[Product, torch.dtype],
-    rows: int,
-    group_rows: int,
-    has_bias: bool,
-    library: Library,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (product, dtype), generator = product_dtype, torch.Generator().manual_seed(rows)
-    monkeypatch.setattr("flowspec.model.experts.GROUP_ROWS", group_rows)
-    if product is pairs16 and not library.has_pairs:
-        pytest.skip("this processor does not multiply pairs of bfloat16")
-    gate_up, down = matrices(generator, dtype)
-    biases: tuple[Any, Any] = (None, None)
-    experts = SimpleNamespace(
-        gate_up_proj=gate_up, down_proj=down, product=product, act_fn=activated, limit=None
-    )
-    if has_bias:
-        shapes = (EXPERTS, 2 * NEURONS), (EXPERTS, WIDTH)
-        biases = tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
-        experts.gate_up_proj_bias, experts.down_proj_bias = biases
-    hidden, chosen, shares = routed(rows, generator)
-    given = hidden.to(dtype), chosen, shares.to(dtype)
-    assert torch.equal(row_experts(experts, *given), one_by_one(product, gate_up, down, biases, given))
-
-
-@pytest.mark.arm
-@pytest.mark.parametrize("rows", [1, 19])
-def test_packed_experts_have_the_bits_of_their_definition(rows: int, library: Library) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    layers = []
-    for stack in matrices(generator, torch.float32):
-        layers.append(torch.nn.ModuleList())
-        for matrix in stack:
-            layer = torch.nn.Linear(matrix.shape[1], matrix.shape[0], bias=False)
-            quantise(layer, matrix, PanelInt4Linear)
-            layers[-1].append(layer)
-    gate_up, down = layers
-    experts = SimpleNamespace(gate_up_proj=gate_up, down_proj=down, act_fn=activated, limit=None)
-    hidden, chosen, shares = routed(rows, generator)
-    given = hidden.bfloat16(), chosen, shares.bfloat16()
-
-    def defined(x: torch.Tensor, layer: Any, _bias: None) -> torch.Tensor:
-        return plain.packed_product(x.float(), Q4_0, layer._panels, layer.out_features).to(x.dtype)
-
-    expected = one_by_one(defined, list(gate_up), list(down), (None, None), given)
-    assert torch.equal(row_experts(experts, *given), expected)
-
-
-@pytest.mark.arm
-@pytest.mark.parametrize("matrix", [-1, EXPERTS])
-def test_no_matrix_beyond_a_stack_is_read(matrix: int, library: Library) -> None:
-    rows = torch.zeros((2, WIDTH))
-    gate_up, _ = matrices(torch.Generator(), torch.float32)
-    with pytest.raises(AssertionError):
-        library.linear_each(rows, gate_up, [(matrix, 2)])
-    with pytest.raises(AssertionError):
-        library.linear_each(rows, gate_up, [(0, 1)])
-    assert library.linear_each(rows, gate_up, [(0, 1), (1, 1)]).shape == (2, 2 * NEURONS)

@@ -33,7 +33,7 @@ LEVELS = {
 same bits."""
 Level = tuple[str, ...]
 NO_COMPILER = "no C compiler works there; install gcc"
-BUILD_S = 300.0
+BUILD_S = 900.0
 ROOM_BYTES = 8 << 20
 """What building takes of a disk, several times over."""
 _allowed: Path | None = None
@@ -54,9 +54,9 @@ def allowed() -> Path | None:
 
 
 def levels() -> tuple[Level, ...]:
-    """Those of this machine, the best first; one alone where `FLOWSPEC_MARCH` names it (`x86-64-v3`)."""
-    wanted = os.environ.get("FLOWSPEC_MARCH")
-    known = ((f"-march={wanted}",),) if wanted else LEVELS.get(platform.machine(), ())
+    """Those of this machine, the best first; one alone where `FLOWSPEC_CFLAGS` has its flags."""
+    wanted = os.environ.get("FLOWSPEC_CFLAGS", "").split()
+    known = (tuple(wanted),) if wanted else LEVELS.get(platform.machine(), ())
     return tuple(level for level in known if _compiler(level)) or ((),)
 
 

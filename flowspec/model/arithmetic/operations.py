@@ -6,7 +6,6 @@ Tensors may have any dtype that a layer computes in, and results have it, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,10 +17,6 @@ from flowspec.model.arithmetic.compiled_cuda import POSITIONS_MAX, WIDTH_MAX
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
-
-ADDED_ROWS_MAX = 64
-"""Of a result. For each of them a GPU's kernel looks through all rows that are added: torch's own is faster
-where there are more."""
 
 
 def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
@@ -48,12 +43,6 @@ def gated(gate: torch.Tensor, up: torch.Tensor, name: str) -> torch.Tensor:
     return library.function(gate.contiguous(), name, up.contiguous())
 
 
-def clamped_swiglu(gate: torch.Tensor, up: torch.Tensor, slope: float, limit: float) -> torch.Tensor:
-    """`plain.clamped`."""
-    found: torch.Tensor = plain.clamped(gate, up, slope, limit, lambda x: function(x, "silu"))
-    return found
-
-
 def angles(
     positions: torch.Tensor, frequencies: torch.Tensor, scale: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,26 +53,11 @@ def angles(
     return library.angles(positions.contiguous(), frequencies.contiguous(), scale, dtype)
 
 
-def turned(
-    queries: torch.Tensor, keys: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys, each `[1, heads, rows, width]`, turned by their positions (`plain.turned`)."""
-    library = _library(queries)
-    if library is None or queries.stride(3) != 1 or keys.stride(3) != 1:
-        return plain.turned(queries, cosine, sine), plain.turned(keys, cosine, sine)
-    return library.turned(queries, cosine, sine), library.turned(keys, cosine, sine)
-
-
-def turned_alone(
-    x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, unsqueeze_dim: int
-) -> torch.Tensor:
-    """As `turned`, of `[1, rows, heads, width]`, heads being the dimension `unsqueeze_dim`."""
-    assert unsqueeze_dim == 2, (
-        "of transformers' families those that turn one alone do so before heads are first"
-    )
-    x, library = x.transpose(1, 2), _library(x)
+def turned(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
+    """Queries or keys `[1, heads, rows, width]`, turned by their positions (`plain.turned`)."""
+    library = _library(x)
     turn = plain.turned if library is None or x.stride(3) != 1 else library.turned
-    return turn(x, cosine, sine).transpose(1, 2)
+    return turn(x, cosine, sine)
 
 
 def delta_rule(rows: DeltaRows, states: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
@@ -122,30 +96,6 @@ def packed_product(x: torch.Tensor, form: Form, panels: torch.Tensor, outputs: i
     if library is None:
         return plain.packed_product(x.float(), form, panels, outputs).to(x.dtype)
     return library.packed(x.contiguous(), form, panels, outputs)
-
-
-def packed_products(
-    x: torch.Tensor, form: Form, panels: Sequence[torch.Tensor], counts: Sequence[int], outputs: int
-) -> torch.Tensor:
-    """As `packed_product`, of several matrices; each has so many rows of `x`, which follow one another."""
-    library = _cpu_library(x)
-    if library is None:
-        parts = zip(x.split_with_sizes(list(counts)), panels, strict=True)
-        return torch.cat([packed_product(rows, form, own, outputs) for rows, own in parts])
-    return library.packed_each(x.contiguous(), form, panels, counts, outputs)
-
-
-def add_rows(found: torch.Tensor, owners: torch.Tensor, rows: torch.Tensor, counts: Sequence[int]) -> None:
-    """Adds `rows` `[rows, width]` to those of `found` that they belong to, `owners` `[rows]`, in order. They
-    are in portions of so many, none of which has two of one owner."""
-    library = _library(found)
-    is_slow = isinstance(library, compiled_cuda.CudaLibrary) and len(found) > ADDED_ROWS_MAX
-    if library is not None and not is_slow:
-        library.add_rows(found, owners.contiguous(), rows.contiguous())
-        return
-    portions = list(counts)
-    for own, part in zip(owners.split_with_sizes(portions), rows.split_with_sizes(portions), strict=True):
-        found.index_add_(0, own, part)
 
 
 def packed_rows(form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, order, repeat, zeros
@@ -494,15 +495,42 @@ def _attention(
     return xp.stack([*(total / weight[..., None]).reshape(heads, rows, width)], 1)
 
 
+def function(x: Array, name: str) -> Array:
+    """One of `FUNCTIONS`, number by number, in the dtype of x."""
+    return cast(FUNCTIONS[name](cast(x, "float32")), x.dtype)
+
+
+def gated(gate: Array, up: Array, name: str) -> Array:
+    """A function of `gate`, rounded to the dtype, times `up`, number by number."""
+    return function(gate, name) * up
+
+
 Products = Mapping[str, Callable[[Array], Array]]
-Vectors = Mapping[str, Array]
-"""What matrices make of rows, and vectors, by their names in transformers."""
 
 
-def choose(how: Mixture, logits: Array, bias: Array | None = None) -> tuple[Array, Array]:
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """Of a layer, by the last part of their names: what matrices and norms make of rows, vectors in float32,
+    and products of each expert. `ops` has functions of rows, by the names that they have here."""
+
+    products: Products
+    norms: Products
+    vectors: Mapping[str, Any]
+    experts: Sequence[Products] = ()
+    ops: Any = None
+
+    def __post_init__(self) -> None:
+        self.ops = self.ops or sys.modules[__name__]
+
+    def normed(self, rows: Array, name: str) -> Array:
+        return self.norms[name](rows) if name else rows
+
+
+def choose(how: Mixture, logits: Array, bias: Array | None = None, ops: Any = None) -> tuple[Array, Array]:
     """Of each row the experts, the likeliest first and of two alike the first, and their shares, each `[rows,
     chosen]`, from the router's logits `[rows, experts]`, which are in float32 for "sigmoid". There `bias` is
     added in choosing, among the experts of the groups whose two best are best."""
+    ops = ops or sys.modules[__name__]
     is_apart, is_of_chosen = how.router == "sigmoid", how.router == "softmax of chosen"
     choice = scores = cast(logits, "float32")
     if is_apart:
@@ -510,16 +538,16 @@ def choose(how: Mixture, logits: Array, bias: Array | None = None) -> tuple[Arra
         scores = 1.0 / (1.0 + exp(-scores))
         choice = scores + bias
     elif not is_of_chosen:
-        choice = scores = softmax(scores)
+        choice = scores = ops.softmax(scores)
     experts = order(-_open(choice, how))[:, : how.chosen]
     shares = scores[indices(experts, len(experts))[:, None], experts]
     if is_apart:
         sums = (halves_sum(shares) + 1e-20)[:, None] if how.is_normed else 1.0
         return experts, shares / sums * how.factor
     if is_of_chosen:
-        shares = softmax(shares)
+        shares = ops.softmax(shares)
     elif how.is_normed or how.router.endswith("softmax to 1"):
-        shares = over_their_sum(shares)
+        shares = ops.over_their_sum(shares)
     return experts, shares if how.router.endswith("softmax to 1") else cast(shares, logits.dtype)
 
 
@@ -536,17 +564,15 @@ def _open(choice: Array, how: Mixture) -> Array:
     return namespace(choice).where(is_open[..., None] > 0, groups, -math.inf).reshape(choice.shape)
 
 
-def clamped(
-    gate: Array, up: Array, slope: float, limit: float, silu: Callable[[Array], Array] = silu
-) -> Array:
+def clamped(gate: Array, up: Array, slope: float, limit: float, ops: Any) -> Array:
     """`gate * sigmoid(slope * gate) * (up + 1)`, rounded once; `gate` counts as the limit where it is above,
     `up` where it is farther from 0 (GPT-OSS)."""
     clip = namespace(gate).clip
     wide_gate, wide_up = clip(cast(gate, "float32"), None, limit), clip(cast(up, "float32"), -limit, limit)
-    return cast(silu(wide_gate * slope) / slope * (wide_up + 1), gate.dtype)
+    return cast(ops.function(wide_gate * slope, "silu") / slope * (wide_up + 1), gate.dtype)
 
 
-def mlp(products: Products, dense: Dense, rows: Array, limited: Mixture | None = None) -> Array:
+def mlp(products: Products, dense: Dense, rows: Array, ops: Any, limited: Mixture | None = None) -> Array:
     """Of a layer, or of an expert: gate and values are two products or one (`gate_up_proj`)."""
     if "gate_up_proj" in products:
         joined = products["gate_up_proj"](rows)
@@ -554,197 +580,183 @@ def mlp(products: Products, dense: Dense, rows: Array, limited: Mixture | None =
     else:
         gate, up = products["gate_proj"](rows), products["up_proj"](rows)
     if limited is not None and limited.limit:
-        return products["down_proj"](clamped(gate, up, limited.slope, limited.limit))
-    return products["down_proj"](cast(FUNCTIONS[dense.activation](cast(gate, "float32")), rows.dtype) * up)
+        return products["down_proj"](clamped(gate, up, limited.slope, limited.limit, ops))
+    return products["down_proj"](ops.gated(gate, up, dense.activation))
 
 
-def mixture(
-    products: Products,
-    experts: Sequence[Products],
-    vectors: Vectors,
-    dense: Dense,
-    rows: Array,
-    of: Array | None = None,
-) -> Array:
-    """What the experts that rows choose, by what they are `of` (None: by themselves), make of them, each
-    times its share, added in ascending order, then what an MLP for all makes; the router's product is
-    `gate`."""
+def mixture(parts: Parts, dense: Dense, rows: Array, of: Array) -> Array:
+    """What the experts that rows choose, by what they are `of`, make of them, each times its share, added in
+    ascending order, then what an MLP for all makes; the router's product is `gate`."""
     assert dense.mixture is not None, "there are experts"
-    bias, scales = vectors.get("e_score_correction_bias"), vectors.get("per_expert_scale")
-    chosen, shares = choose(dense.mixture, products["gate"](rows if of is None else of), bias)
+    ops, products = parts.ops, parts.products
+    bias, scales = (parts.vectors.get(name) for name in ("e_score_correction_bias", "per_expert_scale"))
+    chosen, shares = choose(dense.mixture, products["gate"](of), bias, ops)
     if scales is not None:
         shares = shares * scales[chosen]
     total = zeros(rows, *rows.shape)
-    for number, expert in enumerate(experts):
+    for number in sorted({*chosen.reshape(-1).tolist()}):
         own, place = namespace(rows).where(chosen == number)
-        if len(own):
-            found = (
-                cast(mlp(expert, dense, rows[own], dense.mixture), "float32")
-                * cast(shares[own, place], "float32")[:, None]
-            )
-            total[own] = total[own] + cast(found, rows.dtype)
+        made = mlp(parts.experts[number], dense, rows[own], ops, dense.mixture)
+        found = cast(made, "float32") * cast(shares[own, place], "float32")[:, None]
+        total[own] = total[own] + cast(found, rows.dtype)
     if not dense.mixture.has_shared:
         return total
-    shared = mlp(products, dense, rows)
+    shared = mlp(products, dense, rows, ops)
     if dense.mixture.is_shared_gated:
-        gate = sigmoid(cast(products["shared_expert_gate"](rows), "float32"))
-        shared = cast(gate, rows.dtype) * shared
+        shared = ops.function(products["shared_expert_gate"](rows), "sigmoid") * shared
     return total + shared
+
+
+class Holder(Protocol):
+    """What a layer holds of its rows' requests."""
+
+    def attend(self, queries: Array, keys: Array | None, values: Array | None, sinks: Array | None) -> Array:
+        """`[rows, heads, width]` from queries of that shape, and new keys and values `[rows, kv_heads,
+        width]`, if the layer has its own."""
+
+    def convolve(self, inputs: Array, taps: Array, bias: Array | None) -> Array:
+        """`convolution` of inputs `[rows, width]` and those before them, which are held."""
+
+    def sum_up(self, inputs: Array, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Array:
+        """What rows read from their states, float32 `[rows, heads, value_width]`, after steps of inputs
+        `[rows, width]`, which are held."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """What a layer holds of one request, as `store` and `attention` have it, and what rows see: `paths`
-    `[rows, positions]` int64; the rows' `slots` `[rows]` int64. Of a layer that does not attend `inputs`
-    `[slots, width]`, the slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1
-    where the text has not begun, and `states` and `steps` as in `delta_rule`. Of levels `key_steps` and
-    `value_steps` are between them."""
+    """Of one request, as `store` and `attention` have it, and what rows see: `paths` `[rows, positions]`
+    int64; the rows' `slots` `[rows]` int64. Of a layer that does not attend `inputs` `[slots, width]`, the
+    slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1 where the text has not
+    begun, and `states` and `steps` as in `delta_rule`. Of levels `key_steps` and `value_steps` are between
+    them. A `Holder`."""
 
+    dense: Dense
     keys: Array
     values: Array
     slots: Array
     paths: Array
-    inputs: Array | None = None
-    lines: Array | None = None
+    inputs: Array
+    lines: Array
     states: Array | None = None
     steps: Array | None = None
     key_steps: Array | None = None
     value_steps: Array | None = None
 
+    def attend(self, queries: Array, keys: Array | None, values: Array | None, sinks: Array | None) -> Array:
+        steps = None
+        if self.key_steps is not None and self.value_steps is not None:
+            steps = self.key_steps, self.value_steps
+        if keys is not None and values is not None:
+            given = keys.swapaxes(0, 1), values.swapaxes(0, 1)
+            store(self.slots, *given, self.keys, self.values, steps)
+        held = self.keys, self.values
+        if steps is not None:
+            held = of_levels(self.keys, steps[0], 2), of_levels(self.values, steps[1], 2)
+        seen, scale, cap = held[1][..., : queries.shape[2]], self.dense.scale, self.dense.cap or None
+        return attention(cast(queries, "float32"), held[0], seen, self.paths, scale, cap, sinks)
 
-def seen_inputs(held: Held, width: int) -> Array:
-    """The first `width` numbers of what lies in each row's line, float32 `[rows, length, width]`."""
-    assert held.inputs is not None
-    assert held.lines is not None
-    xp = namespace(held.inputs)
-    found = cast(held.inputs[xp.clip(held.lines, 0, None)][..., :width], "float32")
-    return xp.where(held.lines[..., None] < 0, 0.0, found)
+    def convolve(self, inputs: Array, taps: Array, bias: Array | None) -> Array:
+        self.inputs[self.slots] = inputs
+        return convolution(seen_inputs(self.inputs, self.lines), taps, bias)
+
+    def sum_up(self, inputs: Array, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Array:
+        assert self.states is not None
+        assert self.steps is not None
+        self.inputs[self.slots] = inputs
+        return delta_rule(delta_rows(mixer, self.inputs, self.lines, vectors), self.states, self.steps)
 
 
-def short_convolution(products: Products, vectors: Vectors, rows: Array, held: Held) -> Array:
-    """What a layer of LFM2 does that does not attend: `[rows, hidden]`."""
-    assert held.inputs is not None
-    joined, width = products["in_proj"](rows), rows.shape[1]
-    held.inputs[held.slots] = joined[:, :width] * joined[:, 2 * width :]
-    found = convolution(seen_inputs(held, width), vectors["conv"], vectors.get("conv.bias"))
-    return products["out_proj"](joined[:, width : 2 * width] * cast(found, rows.dtype))
+def seen_inputs(held: Array, lines: Array) -> Array:
+    """Inputs `[rows, length, width]` float32 that lie in slots `lines` `[rows, length]` of those that are
+    `held` `[slots, width]`; zeros for -1, where the text has not begun."""
+    xp = namespace(held)
+    return xp.where(lines[..., None] < 0, 0.0, cast(held[xp.clip(lines, 0, None)], "float32"))
 
 
-def linear_attention(
-    mixer: DeltaRule, products: Products, norms: Products, vectors: Vectors, rows: Array, held: Held
-) -> Array:
-    """What a layer of Qwen3.5 does that does not attend: `[rows, hidden]`. `fading` is how fast each head's
-    state fades."""
-    assert held.inputs is not None
-    assert held.states is not None
-    assert held.steps is not None
-    xp, dtype = namespace(rows), rows.dtype
-    made = [products[name](rows) for name in ("in_proj_qkv", "in_proj_b", "in_proj_a")]
-    held.inputs[held.slots] = xp.concatenate(made, 1)
-    width, keys = made[0].shape[1], mixer.key_heads * mixer.key_width
-    mixed = cast(convolution(seen_inputs(held, width), vectors["conv"], None), dtype)
-    mixed = cast(cast(silu(cast(mixed, "float32")), dtype), "float32")
+def delta_rows(mixer: DeltaRule, held: Array, lines: Array, vectors: Mapping[str, Any]) -> DeltaRows:
+    """Of nodes whose inputs, and those before them, are `held` `[slots, width]` in `lines` `[nodes,
+    length]`. `fading` is how fast each head's state fades, `dt_bias` what is added to its rate."""
+    keys, dtype = mixer.key_heads * mixer.key_width, held.dtype
+    width = 2 * keys + mixer.heads * mixer.value_width
+    mixed = cast(convolution(seen_inputs(held[:, :width], lines), vectors["conv"], None), dtype)
+    mixed = cast(function(mixed, "silu"), "float32")
+    gates = cast(held[lines[:, -1], width:], "float32")
     queries, own_keys = (
-        unit(mixed[:, first : first + keys].reshape(len(rows), -1, mixer.key_width), UNIT_EPS)
+        unit(mixed[:, first : first + keys].reshape(len(lines), -1, mixer.key_width), UNIT_EPS)
         for first in (0, keys)
     )
-    rates = softplus(cast(made[2], "float32") + vectors["dt_bias"])
-    given = DeltaRows(
+    rates = vectors["fading"] * softplus(gates[:, mixer.heads :] + vectors["dt_bias"])
+    return DeltaRows(
         queries=queries * mixer.key_width**-0.5,
         keys=own_keys,
-        values=mixed[:, 2 * keys :].reshape(len(rows), mixer.heads, -1),
-        decays=exp(-(vectors["fading"] * rates)),
-        shares=sigmoid(cast(made[1], "float32")),
+        values=mixed[:, 2 * keys :].reshape(len(lines), mixer.heads, -1),
+        decays=exp(-rates),
+        shares=sigmoid(gates[:, : mixer.heads]),
     )
-    normal = norms["norm"](cast(delta_rule(given, held.states, held.steps), dtype))
-    gates = cast(products["in_proj_z"](rows), "float32").reshape(normal.shape)
-    return products["out_proj"](cast(cast(normal, "float32") * silu(gates), dtype).reshape(len(rows), -1))
 
 
-def layer_input(products: Products, norms: Products, own: LayerInput, rows: Array, name: str) -> Array:
-    """What a layer of Gemma 4 makes of its hidden states `rows` with its inputs, by the named function. Those
-    are what is `looked_up` of tokens in a table, and what follows from their `embedding`."""
-    dtype = rows.dtype
-    hidden = own.embedding.shape[1]
+class Token(NamedTuple):
+    """Of a job's tokens their embeddings `[rows, hidden]`, and what is looked up of them in a layer's table,
+    `[rows, width]`, which is multiplied by a `factor`."""
 
-    def scaled(x: Array, factor: float) -> Array:
-        return cast(cast(x, "float32") * factor, dtype)
-
-    projected = norms["layer_input.norm"](scaled(products["projection"](own.embedding), hidden**-0.5))
-    inputs = scaled(projected + scaled(own.looked_up, own.factor), 2.0**-0.5)
-    gates = cast(products["per_layer_input_gate"](rows), "float32")
-    found = products["per_layer_projection"](cast(FUNCTIONS[name](gates), dtype) * inputs)
-    return norms["post_per_layer_input_norm"](found)
-
-
-class LayerInput(NamedTuple):
-    """Of a job's tokens: `[rows, width]`, which are multiplied by a `factor`, and `[rows, hidden]`."""
-
-    looked_up: Array
     embedding: Array
-    factor: float
+    looked_up: Array | None = None
+    factor: float = 1.0
 
 
 def layer(
     spec: LayerSpec,
-    products: Products,
-    norms: Products,
+    parts: Parts,
     hidden: Array,
     angles: tuple[Array, Array],
-    held: Held,
-    experts: Sequence[Products] = (),
-    vectors: Vectors | None = None,
-    token: LayerInput | None = None,
+    held: Holder,
+    token: Token | None = None,
 ) -> Array:
     """What a layer computes: `[rows, width]` from hidden states of that shape and angles, each `[1, rows,
     turned width]`. Queries, keys and values are three products or one (`qkv_proj`), or queries alone where
-    the layer attends to another's. What else has numbers is among `vectors`, in float32."""
-    vectors, dense = vectors or {}, spec.dense
-    assert dense is not None, "only such layers have programs"
-
-    def normed(rows: Array, name: str) -> Array:
-        return norms[name](rows) if name else rows
+    the layer attends to another's."""
+    dense = spec.dense
+    assert dense is not None, "there is a definition of everything"
 
     def added(rows: Array, name: str) -> Array:
-        more = cast(normed(rows, name), "float32") * dense.added_scale  # a scale has float32's digits
+        more = cast(parts.normed(rows, name), "float32") * dense.added_scale  # a scale has float32's digits
         return hidden + cast(more, hidden.dtype)
 
-    rows = normed(hidden, dense.norm_before_attention)
+    rows = parts.normed(hidden, dense.norm_before_attention)
+    hidden = rows if dense.is_residual_normed else hidden
+    if dense.embedding_norm:
+        assert token is not None, "heads of EAGLE are given it"
+        rows = namespace(rows).concatenate([parts.norms[dense.embedding_norm](token.embedding), rows], 1)
     if isinstance(dense.mixer, Convolution):
-        found = short_convolution(products, vectors, rows, held)
+        found = _short_convolution(parts, rows, held)
     elif dense.mixer is not None:
-        found = linear_attention(dense.mixer, products, norms, vectors, rows, held)
+        found = _linear_attention(dense.mixer, parts, rows, held)
     else:
-        found = _attended(spec, dense, products, norms, vectors, rows, angles, held)
+        found = _attended(spec, dense, parts, rows, angles, held)
     hidden = added(found, dense.norm_after_attention)
-    rows = normed(hidden, dense.norm_before_mlp)
+    rows = parts.normed(hidden, dense.norm_before_mlp)
     if dense.mixture is None:
-        found = mlp(products, dense, rows)
+        found = mlp(parts.products, dense, rows, parts.ops)
     elif dense.mixture.is_parallel:
-        own = normed(mlp(products, dense, rows), "post_feedforward_layernorm_1")
-        routed = normed(hidden, "pre_feedforward_layernorm_2")
-        mixed = mixture(products, experts, vectors, dense, routed, hidden)
-        found = own + normed(mixed, "post_feedforward_layernorm_2")
+        own = mlp(parts.products, dense, rows, parts.ops)
+        rows = parts.normed(hidden, "pre_feedforward_layernorm_2")
+        mixed = parts.normed(mixture(parts, dense, rows, hidden), "post_feedforward_layernorm_2")
+        found = parts.normed(own, "post_feedforward_layernorm_1") + mixed
     else:
-        found = mixture(products, experts, vectors, dense, rows)
+        found = mixture(parts, dense, rows, rows)
     hidden = added(found, dense.norm_after_mlp)
-    if token is not None:
-        hidden = hidden + layer_input(products, norms, token, hidden, dense.activation)
+    if dense.input_width:
+        assert token is not None, "it is of the rows' tokens"
+        hidden = hidden + _layer_input(parts, dense, token, hidden)
     if dense.has_factor:
-        hidden = cast(cast(hidden, "float32") * vectors["layer_scalar"], hidden.dtype)
+        hidden = cast(cast(hidden, "float32") * parts.vectors["layer_scalar"], hidden.dtype)
     return hidden
 
 
 def _attended(
-    spec: LayerSpec,
-    dense: Dense,
-    products: Products,
-    norms: Products,
-    vectors: Vectors,
-    rows: Array,
-    angles: tuple[Array, Array],
-    held: Held,
+    spec: LayerSpec, dense: Dense, parts: Parts, rows: Array, angles: tuple[Array, Array], held: Holder
 ) -> Array:
+    products, norms = parts.products, parts.norms
     count, width, gates = len(rows), spec.kv.width, None
     if "qkv_proj" in products:
         joined, most = products["qkv_proj"](rows), spec.heads * width
@@ -756,28 +768,55 @@ def _attended(
     if dense.is_gated:
         both = found[0].reshape(count, -1, 2, width)
         found[0], gates = (both[:, :, place].reshape(count, -1) for place in (0, 1))
+    names = ("q_norm", "k_norm")[: len(found)]
     if dense.query_norm == "width":
-        found[:2] = norms["q_norm"](found[0]), norms["k_norm"](found[1])
+        found[:2] = [norms[name](each) for name, each in zip(names, found, strict=False)]
     found = [each.reshape(1, count, -1, width) for each in found]
     if dense.query_norm == "head":
-        found[:2] = [norms[name](each) for name, each in zip(("q_norm", "k_norm"), found, strict=False)]
+        found[:2] = [norms[name](each) for name, each in zip(names, found, strict=False)]
     if dense.has_value_norm:
         found[2:] = [norms["v_norm"](each) for each in found[2:]]
-    found = [each.swapaxes(1, 2) for each in found]
     if dense.clip:
         found = [namespace(each).clip(each, -dense.clip, dense.clip) for each in found]
     if dense.is_turned:
-        found[:2] = [turned(each, *angles) for each in found[:2]]
-    steps = None if held.key_steps is None or held.value_steps is None else (held.key_steps, held.value_steps)
-    if len(found) > 1:
-        store(held.slots, found[1][0], found[2][0], held.keys, held.values, steps)
-    keys, values = held.keys, held.values
-    if steps is not None:
-        keys, values = of_levels(keys, steps[0], 2), of_levels(values, steps[1], 2)
-    attending, values = cast(found[0][0].swapaxes(0, 1), "float32"), values[..., :width]
-    sinks = vectors["sinks"] if dense.has_sinks else None
-    attended = attention(attending, keys, values, held.paths, dense.scale, dense.cap or None, sinks)
+        turn = parts.ops.turned
+        found[:2] = [turn(each.swapaxes(1, 2), *angles).swapaxes(1, 2) for each in found[:2]]
+    keys, values = (found[1][0], found[2][0]) if len(found) > 1 else (None, None)
+    sinks = parts.vectors["sinks"] if dense.has_sinks else None
+    attended = held.attend(found[0][0], keys, values, sinks)
     attended = cast(attended.reshape(count, -1), rows.dtype)
-    if gates is not None:
-        attended = cast(sigmoid(cast(gates, "float32")), rows.dtype) * attended
-    return products["o_proj"](attended)
+    return products["o_proj"](attended if gates is None else parts.ops.gated(gates, attended, "sigmoid"))
+
+
+def _short_convolution(parts: Parts, rows: Array, held: Holder) -> Array:
+    """What a layer of LFM2 does that does not attend: `[rows, hidden]`."""
+    joined, width = parts.products["in_proj"](rows), rows.shape[1]
+    inputs = joined[:, :width] * joined[:, 2 * width :]
+    found = held.convolve(inputs, parts.vectors["conv"], parts.vectors.get("conv.bias"))
+    return parts.products["out_proj"](joined[:, width : 2 * width] * cast(found, rows.dtype))
+
+
+def _linear_attention(mixer: DeltaRule, parts: Parts, rows: Array, held: Holder) -> Array:
+    """What a layer of Qwen3.5 does that does not attend: `[rows, hidden]`."""
+    products, dtype = parts.products, rows.dtype
+    inputs = namespace(rows).concatenate(
+        [products[name](rows) for name in ("in_proj_qkv", "in_proj_b", "in_proj_a")], 1
+    )
+    normal = parts.norms["norm"](cast(held.sum_up(inputs, mixer, parts.vectors), dtype))
+    gates = cast(products["in_proj_z"](rows), "float32").reshape(normal.shape)
+    found = cast(cast(normal, "float32") * parts.ops.function(gates, "silu"), dtype)
+    return products["out_proj"](found.reshape(len(rows), -1))
+
+
+def _layer_input(parts: Parts, dense: Dense, token: Token, rows: Array) -> Array:
+    """What a layer of Gemma 4 makes of its hidden states `rows` with what it takes of tokens."""
+    dtype, hidden, products, norms = rows.dtype, token.embedding.shape[1], parts.products, parts.norms
+
+    def scaled(x: Array, factor: float) -> Array:
+        return cast(cast(x, "float32") * factor, dtype)
+
+    assert token.looked_up is not None
+    projected = norms["layer_input.norm"](scaled(products["projection"](token.embedding), hidden**-0.5))
+    inputs = scaled(projected + scaled(token.looked_up, token.factor), 2.0**-0.5)
+    gated = parts.ops.gated(products["per_layer_input_gate"](rows), inputs, dense.activation)
+    return norms["post_per_layer_input_norm"](products["per_layer_projection"](gated))
