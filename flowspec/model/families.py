@@ -92,19 +92,18 @@ class Family:
     `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's
     dtype. `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh`
     is whose function is used. `rotary_by_layer_type`: each type of layers has position embeddings of its own.
-    `rotary_is_partial`: the layers take position embeddings narrower than a head, `rotary_is_half` each angle
-    once instead of twice. `stacked`: parameters of a layer that checkpoints hold expert by expert, each with
-    the tensors that are joined, output rows on output rows, to expert `{}`; `renamed`: those that they only
-    call otherwise; `joins_experts`: those of all experts are one, as `joined_experts.py` says;
-    `has_layer_inputs`: layers may take of a token what `layer_inputs.py` says. `router`: how a mixture's rows
-    choose experts. `norm_eps` and `last_norm`: what the config calls the constant of norms, and a checkpoint
-    the norm behind the last layer. `other_layers`: what the config's `layer_types` calls layers that do not
-    attend: short convolutions (`convolution.py`) or linear attention (`linear_attention.py`). `ignored`:
-    fields of the family's config that transformers' code does not act on, with their only value; `repeated`:
-    those that say once more what the field says that it acts on; `built_in`: those that older versions of it
-    do not know, with what is in their code. `mtp`: how checkpoints name a layer that guesses further tokens.
-    `part`: where a multimodal model's config keeps that of the
-    decoder, the part that is run here. `architectures`: classes that generate text, besides
+    `rotary_is_partial`: the layers take position embeddings narrower than a head. `stacked`: parameters of a
+    layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
+    rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
+    experts are one, as `joined_experts.py` says; `has_layer_inputs`: layers may take of a token what
+    `layer_inputs.py` says. `router`: how a mixture's rows choose experts. `norm_eps` and `last_norm`: what
+    the config calls the constant of norms, and a checkpoint the norm behind the last layer. `other_layers`:
+    what the config's `layer_types` calls layers that do not attend: short convolutions (`convolution.py`) or
+    linear attention (`linear_attention.py`). `ignored`: fields of the family's config that transformers' code
+    does not act on, with their only value; `repeated`: those that say once more what the field says that it
+    acts on; `built_in`: those that older versions of it do not know, with what is in their code. `mtp`: how
+    checkpoints name a layer that guesses further tokens. `part`: where a multimodal model's config keeps that
+    of the decoder, the part that is run here. `architectures`: classes that generate text, besides
     `{prefix}ForCausalLM`. `layer_names`: what the family calls parts of a layer, by their names in most.
     """
 
@@ -118,7 +117,6 @@ class Family:
     finish: Callable[[Any, Any, Function], Any] = _untouched
     rotary_by_layer_type: bool = False
     rotary_is_partial: bool = False
-    rotary_is_half: bool = False
     router: Router = "softmax"
     roots: tuple[Root, ...] = (PLAIN_ROOT,)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -336,7 +334,6 @@ FAMILIES = {
         module="gpt_oss",
         prefix="GptOss",
         norm="scale, cast",
-        rotary_is_half=True,
         router="softmax of chosen",
         stacked={
             **_EXPERTS,

@@ -16,7 +16,6 @@ from torch import nn
 
 from flowspec.model.arithmetic.operations import packed_product, packed_rows
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
-from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
 from flowspec.model.quantised import Packed
 
@@ -57,8 +56,6 @@ class GgufEmbedding(GgufModule, nn.Embedding):
 class GgufLinear(GgufModule, nn.Linear):
     """`y = x W^T + b`, `[..., in]` -> `[..., out]` in the dtype of x, rounded once."""
 
-    input_step = 1 / LEVEL
-    """Of a row that is rounded: the distance of its levels, for a largest value of 1."""
     order: torch.Tensor | None = None
     """Which of the layer's inputs each of the parts' is; None: they are the same."""
 

@@ -30,7 +30,6 @@ from torch import nn
 from flowspec.model.arithmetic import compiled_torch
 from flowspec.model.arithmetic.operations import packed_product
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels, int8_panels, packed
-from flowspec.model.arithmetic.plain import LEVEL
 from flowspec.model.products import float_product
 
 DIGIT = 63
@@ -65,9 +64,6 @@ class QuantisedLinear(Packed, nn.Linear):
     Made of a linear layer where it stands (`quantise`), so that those who hold that one need not know.
     """
 
-    input_step = 0.0
-    """Of a row that is rounded itself: the distance of its levels, for a largest value of 1."""
-
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
         """The parts that `weight` `[rows, in]` is rounded to, each row for itself."""
@@ -95,8 +91,6 @@ class QuantisedLinear(Packed, nn.Linear):
 
 class Int8Linear(QuantisedLinear):
     """See the module. A kernel's `_products` takes digits."""
-
-    input_step = 1 / (2 * DIGIT * DIGIT)
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:
@@ -153,8 +147,6 @@ class PanelInt8Linear(Int8Linear):
 
 class Int4Linear(QuantisedLinear):
     """See the module. Inputs that are no whole groups are filled up with zeros."""
-
-    input_step = 1 / LEVEL
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> Rounded:

@@ -574,20 +574,6 @@ int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const voi
     return is_done;
 }
 
-/* The same of several matrices: number m, w[m], with rows[m] of the rows, which follow one another. */
-int flowspec_linear_each(const void *x, int kind, const int64_t *rows, int64_t in, const void *const *w,
-                         int w_kind, int64_t out, void *y, int threads, int64_t matrices) {
-    const char *from = x;
-    char *to = y;
-    int is_done = 1;
-    for (int64_t m = 0; m < matrices && is_done; m++) {
-        is_done = flowspec_linear(from, kind, rows[m], in, w[m], w_kind, out, to, threads);
-        from += rows[m] * in * size_of(kind);
-        to += rows[m] * out * size_of(kind);
-    }
-    return is_done;
-}
-
 /* ------------------------------------------------------------------------------------------------------
  * products in pairs */
 
@@ -756,19 +742,6 @@ int flowspec_pairs(const Pairs *given) {
     return 1;
 }
 
-/* The same of several matrices, as in `flowspec_linear_each`. */
-int flowspec_pairs_each(const Pairs *given, const int64_t *rows, const uint16_t *const *w, int64_t matrices) {
-    Pairs at = *given;
-    int is_done = 1;
-    for (int64_t m = 0; m < matrices && is_done; m++) {
-        at.w = w[m];
-        at.rows = rows[m];
-        is_done = flowspec_pairs(&at);
-        at.x += rows[m] * at.in;
-        at.y = (char *)at.y + rows[m] * at.out * size_of(at.kind);
-    }
-    return is_done;
-}
 #endif
 
 /* ------------------------------------------------------------------------------------------------------
@@ -1195,12 +1168,10 @@ static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int6
     panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1,   panel_Q8_0,
     panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL, panel_MXFP4};
 
-/* y [rows, out] from x [rows, in] and packed weights of several matrices: number m, panels[m], with its own
- * rows[m] of the rows, which follow one another; returns 0 where memory lacks. */
-int flowspec_packed_each(const Packed *a, const int64_t *rows, const uint8_t *const *panels,
-                         int64_t matrices) {
+/* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
+int flowspec_packed(const Packed *a) {
     const int threads = worthwhile(a->threads, a->rows * a->in * a->out);
-    const int64_t groups = (a->in + GROUP - 1) / GROUP, all_panels = (a->out + PANEL - 1) / PANEL;
+    const int64_t groups = (a->in + GROUP - 1) / GROUP, panels = (a->out + PANEL - 1) / PANEL;
     const int is_wide = a->kind == FLOAT32;
     Rounded *x = malloc(sizeof(Rounded) * (size_t)(a->rows * groups) + 64);
     float *found = is_wide ? a->y : malloc(sizeof(float) * (size_t)(a->rows * a->out) + 64);
@@ -1213,28 +1184,19 @@ int flowspec_packed_each(const Packed *a, const int64_t *rows, const uint8_t *co
 #pragma omp for schedule(static)
 #endif
         for (int64_t r = 0; r < (is_done ? a->rows : 0); r++) {
-            int64_t m = 0, begin = 0;
-            for (; r - begin >= rows[m]; m++)
-                begin += rows[m];
             int count; /* of the rows that lie beside each other, group by group */
-            int64_t first = begin + portion_of(r - begin, rows[m], &count);
+            const int64_t first = portion_of(r, a->rows, &count);
             round_groups(a->x, a->kind, r * a->in, a->in, groups, offset_of(a->form), has_halves(a->form),
                          x + first * groups + r - first, count);
         }
-        Packed one = *a;
-        for (int64_t m = 0, begin = 0; m < (is_done ? matrices : 0); begin += rows[m++]) {
-            one.panels = panels[m];
-            one.rows = rows[m];
 #ifdef _OPENMP
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(static)
 #endif
-            for (int64_t p = 0; p < all_panels; p++) {
-                int64_t count = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
-                PANEL_PRODUCTS[a->form](&one, x + begin * groups, p, found + begin * a->out, a->out);
-                for (int64_t r = begin; r < begin + rows[m] && !is_wide; r++)
-                    FOR_KIND(a->kind, NARROW_ALL, found + r * a->out + p * PANEL, count, a->y,
-                             r * a->out + p * PANEL);
-            }
+        for (int64_t p = 0; p < (is_done ? panels : 0); p++) {
+            const int64_t count = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
+            PANEL_PRODUCTS[a->form](a, x, p, found, a->out);
+            for (int64_t r = 0; r < a->rows && !is_wide; r++)
+                FOR_KIND(a->kind, NARROW_ALL, found + r * a->out + p * PANEL, count, a->y, r * a->out + p * PANEL);
         }
     }
     free(x);
@@ -1242,9 +1204,6 @@ int flowspec_packed_each(const Packed *a, const int64_t *rows, const uint8_t *co
         free(found);
     return is_done;
 }
-
-/* The same of one matrix. */
-int flowspec_packed(const Packed *a) { return flowspec_packed_each(a, &a->rows, &a->panels, 1); }
 
 /* Of output `o` of a panel the level of input `i` of a group, in which a level with a sign has one. */
 INLINE int level_of(int form, const uint8_t *from, int o, int i) {
@@ -1584,21 +1543,6 @@ void flowspec_function(const void *x, int kind, int64_t count, int function, con
         FOR_KIND(kind, function_of_all, x, count, SIGMOID, times, y);
     else
         FOR_KIND(kind, function_of_all, x, count, RELU, times, y);
-}
-
-INLINE void add_row(int kind, const void *x, int64_t from, int64_t width, void *y, int64_t to) {
-    int64_t i = 0;
-    for (; i + WIDTH <= width; i += WIDTH)
-        narrow(y, to + i, kind, widened(y, to + i, kind) + widened(x, from + i, kind));
-    for (; i < width; i++)
-        narrow_one(y, to + i, kind, widened_one(y, to + i, kind) + widened_one(x, from + i, kind));
-}
-
-/* Adds rows x [count, width] to those of y that they belong to, one after another; both of a kind. */
-void flowspec_add_rows(const void *x, int kind, const int64_t *owners, int64_t count, int64_t width,
-                       void *y) {
-    for (int64_t r = 0; r < count; r++)
-        FOR_KIND(kind, add_row, x, r * width, width, y, owners[r] * width);
 }
 
 /* -------------------------------------------------------------------------------------------------------------

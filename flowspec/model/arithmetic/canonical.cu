@@ -274,23 +274,6 @@ KERNEL(flowspec_halves, Halves) {
         a.y[blockIdx.x] = found;
 }
 
-typedef struct {
-    const void *x;       /* [count, width] of `kind` */
-    const int64 *owners; /* [count] */
-    void *y;             /* [rows, width] of `kind` */
-    int64 count, width, rows;
-    int kind;
-} Added;
-
-KERNEL(flowspec_add_rows, Added) {
-    FOR_ALL(i, a.rows * a.width) {
-        const int64 row = i / a.width, column = i % a.width;
-        for (int64 r = 0; r < a.count; r++)
-            if (a.owners[r] == row)
-                narrow(a.y, i, a.kind, widened(a.y, i, a.kind) + widened(a.x, r * a.width + column, a.kind));
-    }
-}
-
 /* -------------------------------------------------------------------------------------------- attention */
 
 typedef struct {

@@ -174,8 +174,7 @@ class Library:
         self.linear, self.packed = library.flowspec_linear, library.flowspec_packed
         self.norm, self.attention = library.flowspec_norm, library.flowspec_attention
         self.function, self.levels = library.flowspec_function, library.flowspec_levels
-        self.packed_rows, self.add_rows = library.flowspec_packed_rows, library.flowspec_add_rows
-        self.linear_each, self.packed_each = library.flowspec_linear_each, library.flowspec_packed_each
+        self.packed_rows = library.flowspec_packed_rows
         self.turn, self.store = library.flowspec_turn, library.flowspec_store
         self.delta, self.halves = library.flowspec_delta, library.flowspec_halves
         self.shares, self.angles = library.flowspec_shares, library.flowspec_angles
@@ -188,15 +187,8 @@ class Library:
         self.pairs = getattr(library, "flowspec_pairs", None)
         if self.pairs is not None:
             self.pairs.argtypes = (ctypes.POINTER(PairsFields),)
-            self.pairs_each = library.flowspec_pairs_each
-            self.pairs_each.argtypes = (ctypes.POINTER(PairsFields), pointer, pointer, number)
         self.linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
-        self.linear_each.argtypes = (
-            *(pointer, small, pointer, number, pointer, small, number, pointer, small, number),
-        )
         self.packed.argtypes = (ctypes.POINTER(PackedFields),)
-        self.packed_each.argtypes = (ctypes.POINTER(PackedFields), pointer, pointer, number)
-        self.add_rows.argtypes = (pointer, small, pointer, number, number, pointer)
         self.packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
         self.function.argtypes = (pointer, small, number, small, pointer, pointer)
         self.norm.argtypes = (ctypes.POINTER(NormFields),)
@@ -209,8 +201,13 @@ class Library:
         self.delta.argtypes = (ctypes.POINTER(DeltaFields),)
         self.levels.argtypes = (pointer, number, number, pointer, pointer)
         for each in (
-            *(self.function, self.turn, self.store, self.packed_rows, self.levels),
-            *(self.delta, self.add_rows, self.angles),
+            self.function,
+            self.turn,
+            self.store,
+            self.packed_rows,
+            self.levels,
+            self.delta,
+            self.angles,
         ):
             each.restype = None
 

@@ -57,14 +57,6 @@ class _Halves(ctypes.Structure):
     _fields_ = (*fields(ctypes.c_void_p, "x w y"), *fields(ctypes.c_int64, "inputs outputs"))
 
 
-class _Added(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x owners y"),
-        *fields(ctypes.c_int64, "count width rows"),
-        *fields(ctypes.c_int32, "kind"),
-    )
-
-
 class _Stored(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "keys values places to_keys to_values"),
@@ -84,7 +76,7 @@ class _Attention(ctypes.Structure):
 
 
 NAMES = (
-    *("function", "norm", "shares", "halves", "add_rows", "turn", "store"),
+    *("function", "norm", "shares", "halves", "turn", "store"),
     *("scores", "weigh", "sums", "values"),
 )
 """Of the source's kernels, which begin with `flowspec_` there."""
@@ -143,15 +135,6 @@ class CudaLibrary:
         given = _Halves(x.data_ptr(), weights.data_ptr(), found.data_ptr(), inputs, outputs)
         self._by_block("halves", given, rows * outputs, inputs)
         return found
-
-    def add_rows(self, found: torch.Tensor, owners: torch.Tensor, rows: torch.Tensor) -> None:
-        """As `compiled.Library.add_rows`."""
-        (count, width), own = rows.shape, len(found)
-        assert found.dtype == rows.dtype, "the source reads both alike"
-        assert all(each.is_contiguous() for each in (found, owners, rows))
-        assert (found.shape[1:], owners.shape, owners.dtype) == ((width,), (count,), torch.int64)
-        where = rows.data_ptr(), owners.data_ptr(), found.data_ptr()
-        self._for_all("add_rows", _Added(*where, count, width, own, kind_of(rows.dtype)), own * width)
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
         """As `compiled.Library.turned`."""

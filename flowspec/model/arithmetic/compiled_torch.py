@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 
 from flowspec.model.arithmetic import compiled
@@ -27,29 +23,6 @@ from flowspec.model.arithmetic.compiled import (
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import NORMS, Norm
 from flowspec.model.arithmetic.packed import GROUP, Form
-
-Portions = Sequence[tuple[int, int]]
-"""Which matrices rows are multiplied by: the matrix's number, and how many rows are its own."""
-
-
-def _counts(portions: Portions, rows: int) -> Any:
-    counts = [count for _, count in portions]
-    assert sum(counts) == rows, "the source reads so many"
-    assert all(count > 0 for count in counts)
-    return (ctypes.c_int64 * len(counts))(*counts)
-
-
-def _addresses(found: Sequence[int]) -> Any:
-    return (ctypes.c_void_p * len(found))(*found)
-
-
-def _in_stack(weights: torch.Tensor, inputs: int, portions: Portions) -> Any:
-    """Where matrices of a stack `[matrices, out, in]` begin."""
-    assert weights.is_contiguous()
-    assert weights.shape[2] == inputs
-    assert all(0 <= matrix < len(weights) for matrix, _ in portions)
-    first, size = weights.data_ptr(), weights.stride(0) * weights.element_size()
-    return _addresses([first + matrix * size for matrix, _ in portions])
 
 
 class TensorLibrary:
@@ -76,17 +49,6 @@ class TensorLibrary:
             raise MemoryError("no memory for a linear layer")
         return found
 
-    def linear_each(self, x: torch.Tensor, weights: torch.Tensor, portions: Portions) -> torch.Tensor:
-        """`[rows, out]` from `[rows, in]` and `[matrices, out, in]`, which may have another dtype; rows of
-        each matrix in `portions` follow one another."""
-        (rows, inputs), (_, outputs, _) = x.shape, weights.shape
-        found = x.new_empty((rows, outputs))
-        given = x.data_ptr(), kind_of(x.dtype), _counts(portions, rows), inputs
-        matrices = _in_stack(weights, inputs, portions), kind_of(weights.dtype), outputs
-        if not self.own.linear_each(*given, *matrices, found.data_ptr(), threads(), len(portions)):
-            raise MemoryError("no memory for linear layers")
-        return found
-
     @property
     def has_pairs(self) -> bool:
         """Whether the processor that this was built for multiplies pairs of bfloat16."""
@@ -104,23 +66,6 @@ class TensorLibrary:
         given = PairsFields(*where, rows, inputs, outputs, kind_of(dtype), threads())
         if not self.own.pairs(given):
             raise MemoryError("no memory for a linear layer")
-        return found
-
-    def pairs_each(
-        self, x: torch.Tensor, weights: torch.Tensor, portions: Portions, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """As `pairs`, of several matrices, as in `linear_each`."""
-        assert self.own.pairs is not None, "the processor that this was built for has no such instruction"
-        (rows, inputs), (_, outputs, _) = x.shape, weights.shape
-        assert x.dtype == weights.dtype == torch.bfloat16
-        assert x.is_contiguous()
-        assert dtype in (torch.float32, torch.bfloat16), "the source rounds to no other"
-        counts, matrices = _counts(portions, rows), _in_stack(weights, inputs, portions)
-        found = x.new_empty((rows, outputs), dtype=dtype)
-        where = x.data_ptr(), None, found.data_ptr()
-        given = PairsFields(*where, rows, inputs, outputs, kind_of(dtype), threads())
-        if not self.own.pairs_each(given, counts, matrices, len(portions)):
-            raise MemoryError("no memory for linear layers")
         return found
 
     def halves(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -169,34 +114,6 @@ class TensorLibrary:
         if not self.own.digits(DigitsFields(*where, rows, inputs, outputs, threads())):
             raise MemoryError("no memory for a packed layer")
         return found
-
-    def packed_each(
-        self, x: torch.Tensor, form: Form, panels: Sequence[torch.Tensor], counts: Sequence[int], outputs: int
-    ) -> torch.Tensor:
-        """As `packed`, of several matrices, each with so many rows of its own, which follow one another."""
-        rows, inputs = x.shape
-        size = form.panel_bytes(inputs, outputs)
-        assert all(each.numel() == size for each in panels), "the source reads so much"
-        portions = tuple(zip(range(len(panels)), counts, strict=True))
-        found = x.new_empty((rows, outputs))
-        where, shape = (x.data_ptr(), None, found.data_ptr()), (rows, inputs, outputs)
-        given = PackedFields(*where, *shape, kind_of(x.dtype), form.number, threads())
-        matrices = _addresses([each.data_ptr() for each in panels])
-        if not self.own.packed_each(given, _counts(portions, rows), matrices, len(portions)):
-            raise MemoryError("no memory for packed layers")
-        return found
-
-    def add_rows(self, found: torch.Tensor, owners: torch.Tensor, rows: torch.Tensor) -> None:
-        """Adds `rows` `[count, width]` to those of `found` that they belong to, `owners` `[count]` int64, one
-        after another."""
-        count, width = rows.shape
-        assert found.dtype == rows.dtype, "the source reads both alike"
-        assert all(each.is_contiguous() for each in (found, owners, rows))
-        assert found.shape[1:] == (width,)
-        assert owners.shape == (count,)
-        assert owners.dtype == torch.int64
-        given = rows.data_ptr(), kind_of(rows.dtype), owners.data_ptr(), count, width
-        self.own.add_rows(*given, found.data_ptr())
 
     def packed_rows(self, form: Form, panels: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """As `plain.packed_rows`, in float32."""
