@@ -25,7 +25,7 @@ from tests.runtime.clusters import plan_for, submit, surviving, tokens_of
 
 HEADS, HEAD_DIM = 32, 128
 CONTEXT = 400
-COUNT = 6
+COUNT = 30
 STAGES = 2
 CACHE_BYTES = 2 * (8 // STAGES) * HEADS * HEAD_DIM * (CONTEXT + limits.TREE_NODES_MAX) * 4
 """Of one conversation with a full context at one stage: 86 MB, far more than by what a process grows

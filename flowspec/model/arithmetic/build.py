@@ -17,7 +17,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from flowspec.folders import OWN_BYTES_MAX, cache_folder, is_own, locked, private_folder, read_regular
@@ -53,11 +53,17 @@ def allowed() -> Path | None:
     return _allowed
 
 
-def levels() -> tuple[Level, ...]:
+def levels() -> Iterator[Level]:
     """Those of this machine, the best first; one alone where `FLOWSPEC_CFLAGS` has its flags."""
     wanted = os.environ.get("FLOWSPEC_CFLAGS", "").split()
     known = (tuple(wanted),) if wanted else LEVELS.get(platform.machine(), ())
-    return tuple(level for level in known if _compiler(level)) or ((),)
+    found = False
+    for level in known:
+        if _compiler(level):
+            found = True
+            yield level
+    if not found:
+        yield ()
 
 
 def build(level: Level = (), tell: Callable[[float], None] = lambda share: None) -> Path | None:
@@ -65,7 +71,7 @@ def build(level: Level = (), tell: Callable[[float], None] = lambda share: None)
     first; None where that cannot be, for what `why_not` says."""
     global _why_not
     try:
-        return _built(level or levels()[0], tell)
+        return _built(level or next(levels()), tell)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         _why_not = f"{where}{error.strerror or error}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType
@@ -23,6 +24,7 @@ from flowspec.runtime.weights.receive import HeadChannel, ask_word
 from flowspec.runtime.weights.rounded import ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from tests import ggufs
+from tests.model.slices import job_of, part_of
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN, offer_of
 
@@ -63,11 +65,9 @@ def loaded(
     weights = slice_weights(files, span, dtype, CPU)
     with ready_weights(files, weights, dtype, store, channel or Silent()) as (_, rounded):
         part = Slice.load(files, span, dtype, CPU, store=rounded)
-    with torch.inference_mode():
-        hidden = part.pieces.embed(torch.arange(5, 25))
-        mlps = [layer.mlp(hidden[None]) for layer in part.pieces.layers]
-        queries = [layer.self_attn.q_proj(hidden) for layer in part.pieces.layers]
-    return torch.cat([each.reshape(len(hidden), -1) for each in (*mlps, *queries)], dim=1)
+    part.open_cache(0, 64)
+    tokens = part_of(0, list(range(5, 25)), sampled=np.zeros(20, dtype=np.bool_))
+    return part.forward(job_of(tokens), None)[1]
 
 
 def made(store: WeightStore) -> list[Path]:
