@@ -79,8 +79,6 @@ class LLM:
     `keep_learnt`: whether to begin with what earlier runs with the same models and devices learnt of the
     drafters, and to keep what is learnt; it changes the speed and never an answer.
     `wait_s`: how long answers wait, in seconds, for a device that is needed to come back; None: for ever.
-    `allow_arithmetic_change`: go on with other kernels, which may give other tokens, where the devices that
-    are left lack those that an answer began with.
     `on_note`: told in a line of what happens meanwhile, such as a device that is lost; in another thread.
     None: the logger `flowspec` is.
     `on_progress`: told how far the devices have come with their layers, as `(text, share from 0 to 1)`.
@@ -114,7 +112,6 @@ class LLM:
         enable_prefix_caching: bool = True,
         keep_learnt: bool = True,
         wait_s: float | None = None,
-        allow_arithmetic_change: bool = False,
         on_note: Callable[[str], None] | None = None,
         on_progress: Progress | None = None,
     ) -> None:
@@ -137,9 +134,7 @@ class LLM:
             context=context,
         )
         drafters = (drafter,) if isinstance(drafter, str) else tuple(drafter)
-        recovery_options = RecoveryOptions(
-            on_note=on_note or log.warning, wait_s=wait_s, may_change=allow_arithmetic_change
-        )
+        recovery_options = RecoveryOptions(on_note=on_note or log.warning, wait_s=wait_s)
         with contextlib.ExitStack() as stack:
             if isinstance(cluster, Cluster):
                 options = replace(options, cluster=stack.enter_context(cluster.file()))

@@ -270,7 +270,7 @@ class LiveRecorder:
             last_s=answer.submitted_s + timing.last_s,
             report=answer.end.statistics,
             trace=self._trace,
-            arithmetic=answer.arithmetic,
+            arithmetic=session.head.arithmetic,
         )
 
     def network_bytes(self, stages: int, row_bytes: int) -> int:

@@ -18,7 +18,7 @@ from flowspec.rounding import rounded
 from flowspec.runtime.answer import Answer, AnswerStream, Keep
 from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
 from flowspec.runtime.planning.survey import machine_of
-from flowspec.runtime.question import Changes, Question
+from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
 
 WAIT_TOLD_S = 1.0
@@ -28,12 +28,6 @@ WAIT_TOLD_S = 1.0
 def from_head(stage: dict[str, Any]) -> str:
     """What the head had to send a stage of its weights, as a part of a line; nothing if that was nothing."""
     return f" ({mib(stage['received_bytes'])} of them just sent)" if stage["received_bytes"] else ""
-
-
-def computed(answer: Answer) -> str:
-    """What an answer was computed with, in one line."""
-    changes = "".join(f", from token {token + 1} on {name}" for token, name in answer.changes)
-    return f"arithmetic {answer.arithmetic}{changes}"
 
 
 def figures(answer: Answer) -> str:
@@ -100,11 +94,6 @@ def drafter_lines(session: Session) -> list[str]:
     ]
 
 
-def changes_document(changes: Changes) -> list[dict[str, Any]]:
-    """As `--json` prints them; `token` is the number of tokens before the change."""
-    return [{"token": token, "arithmetic": name} for token, name in changes]
-
-
 def text_of(llm: LLM, answer: Answer) -> str | None:
     """An answer's text; None of a model without a tokenizer."""
     return None if llm.tokenizer is None else answer.text
@@ -132,7 +121,6 @@ def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
         "dtype": plan.dtype,
         "cache": plan.cache,
         "arithmetic": answer.arithmetic,
-        "arithmetic_changes": changes_document(answer.changes),
         "context": plan.context,
         **asdict(question.sampling),
         "statistics": answer.statistics,

@@ -18,13 +18,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec.cli import resume, statistics
-from flowspec.cli.answer import ask, computed, drafter_lines, figures, forecast_told, from_head, record
+from flowspec.cli.answer import ask, drafter_lines, figures, forecast_told, from_head, record
 from flowspec.cli.chat_journal import ChatJournal
 from flowspec.cli.child_lines import child_lines_noted
 from flowspec.cli.console import PlainConsole
 from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
-    add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -95,7 +94,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="keep neither the dialogue, for --resume, nor what is typed, for the arrow keys",
     )
     add_model_arguments(parser)
-    add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
     add_sampling_arguments(parser)
     parser.set_defaults(model=None)  # a journal names its own
@@ -112,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
         content = None if args.resume is None else take_up(args, journal)
         last = None if content is None else content.last
         params = sampling_params(args)
-        has_begun = False
+        arithmetic = "" if content is None else content.setting.arithmetic
         notes = Notes(lambda text: note(f"({text})"))
 
         def check(files: ModelFiles) -> None:
@@ -120,16 +118,13 @@ def run(args: argparse.Namespace) -> int:
                 resume.check_model(files, content.setting)
 
         def connect() -> LLM:
-            """The cluster as the flags say; what an earlier call opened is closed."""
+            """The cluster as the flags say; what was open is closed, and its arithmetic kept."""
+            nonlocal arithmetic
             stack.close()
-            # A dialogue that is resumed goes on as it was begun. Where a chat connects again, all answers
-            # before are whole, and what is there counts.
-            recovery_options = RecoveryOptions(
-                on_note=notes,
-                arithmetic="" if content is None or has_begun else content.setting.arithmetic,
-                may_change=args.allow_arithmetic_change,
-            )
-            return stack.enter_context(open_llm(args, recovery_options, check))
+            recovery_options = RecoveryOptions(on_note=notes, arithmetic=arithmetic)
+            llm = stack.enter_context(open_llm(args, recovery_options, check))
+            arithmetic = llm.session.head.arithmetic
+            return llm
 
         llm = connect()
         # a model that cannot chat is refused here, not after a question
@@ -149,7 +144,6 @@ def run(args: argparse.Namespace) -> int:
             notes=notes,
             messages=[] if content is None else content.messages(),
         )
-        has_begun = True
         if not args.json:
             chat.greet()
         if last is not None and not last.end:
@@ -449,7 +443,7 @@ class Chat:
             prompt = counted(answer.prompt_tokens, "token")
             self.console.print(f"prompt     {prompt}, {answer.reused_tokens} known before")
             self.console.print(f"answer     {figures(answer)}")
-            self.console.print(computed(answer), markup=False)
+            self.console.print(f"arithmetic {answer.arithmetic}", markup=False)
             drafters = self.llm.session.drafters if self.llm else ()
             for line in statistics.lines(answer.statistics, drafters):
                 self.console.print(line, markup=False)

@@ -39,16 +39,11 @@ class ChatJournal:
         if self.journal is None and self.is_kept:
             self.journal = self._begin(session)
         if self.journal is not None:
-            self.journal.arithmetic(session.head.arithmetic)
             self.journal.ask(resume.entry_of(question, user=user, system=system))
 
     def tokens(self, tokens: Sequence[int]) -> None:
         if self.journal is not None:
             self.journal.tokens(tokens)
-
-    def arithmetic(self, name: str) -> None:
-        if self.journal is not None:
-            self.journal.arithmetic(name)
 
     def end(self, answer: Answer) -> None:
         if self.journal is not None:

@@ -14,19 +14,9 @@ import sys
 from pathlib import Path
 
 from flowspec.cli import batch, resume, statistics
-from flowspec.cli.answer import (
-    ask,
-    computed,
-    drafter_lines,
-    figures,
-    forecast_told,
-    from_head,
-    record,
-    text_of,
-)
+from flowspec.cli.answer import ask, drafter_lines, figures, forecast_told, from_head, record, text_of
 from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
-    add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
@@ -107,7 +97,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="save a recording of the answer in FILE, for flowspec top --replay",
     )
     add_model_arguments(parser)
-    add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
     add_sampling_arguments(parser)
     parser.set_defaults(model=None)  # a journal names its own
@@ -163,7 +152,6 @@ def _answer(
         on_note=notes,
         wait_s=timeouts.WAIT_FOR_DEVICES_S,
         arithmetic="" if content is None else content.setting.arithmetic,
-        may_change=args.allow_arithmetic_change,
     )
     needs_text = args.prompt_token_ids is None if last is None else bool(last.stops)
     llm = stack.enter_context(open_llm(args, recovery_options, check, needs_text=needs_text))
@@ -293,8 +281,8 @@ def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt:
 def report(session: Session, question: Question, answer: Answer, *, is_verbose: bool) -> str:
     """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
     lines = [f"{figures(answer)}, {session.decoding.method}, drafter {session.drafter}"]
-    if is_verbose or answer.changes:
-        lines.append(f"  {computed(answer)}")
+    if is_verbose:
+        lines.append(f"  arithmetic {answer.arithmetic}")
     if question.sampling.temperature > 0:
         lines[0] += f", seed {question.sampling.seed}"
     for stage in session.stages_report():

@@ -126,19 +126,6 @@ def add_cache_argument(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_arithmetic_argument(parser: argparse.ArgumentParser) -> None:
-    """For commands that go on when devices are lost."""
-    parser.add_argument(
-        "--allow-arithmetic-change",
-        action="store_true",
-        help=Rare(
-            "go on with other kernels, which may give other tokens, where the devices that are left "
-            "lack those that an answer began with; it is said from which token on (default: wait for a "
-            "device that has them)"
-        ),
-    )
-
-
 def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """`--method` and what goes with it; with `several`, methods and chains may be repeated, and drafters that
     are repeated are alternatives."""

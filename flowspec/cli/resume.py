@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from flowspec.cli.answer import changes_document
 from flowspec.cli.options import LOCAL
 from flowspec.cli.parser import Rare
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
@@ -139,9 +138,7 @@ def settings_of(entry: Entry) -> Question:
 
 def question_of(entry: Entry) -> Question:
     """The same question, of whose answer so much is known."""
-    return replace(
-        settings_of(entry), answered=entry.tokens, arithmetic=entry.arithmetic, changes=entry.changes
-    )
+    return replace(settings_of(entry), answered=entry.tokens)
 
 
 def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
@@ -157,8 +154,7 @@ def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
         "model": setting.model,
         "dtype": setting.dtype,
         "cache": setting.cache,
-        "arithmetic": entry.arithmetic,
-        "arithmetic_changes": changes_document(entry.changes),
+        "arithmetic": setting.arithmetic,
         "context": setting.context,
         **asdict(entry.sampling),
     }

@@ -19,7 +19,6 @@ from pathlib import Path
 from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     UNTIL_ITS_END,
-    add_arithmetic_argument,
     add_decoding_arguments,
     add_model_arguments,
     decoding_options,
@@ -106,7 +105,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--json", action="store_true", help="print the address as a JSON object")
     add_model_arguments(parser)
-    add_arithmetic_argument(parser)
     add_decoding_arguments(parser)
 
 
@@ -232,7 +230,7 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
-        recovery_options = RecoveryOptions(on_note=notes, may_change=args.allow_arithmetic_change)
+        recovery_options = RecoveryOptions(on_note=notes)
         loading = Loading(args.model_name or name_of(full_path(args.model or BUNDLED)))
         page = None if args.no_live else url_of(args.host, bound).removesuffix("v1")
         is_told = args.json or page is None

@@ -19,7 +19,7 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.grammar import is_whole
 from flowspec.model.reply.parts import Part, ToolCall, calls_in
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
-from flowspec.runtime.question import Changes, Question
+from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
 from flowspec.runtime.token_log import TokenLog, TokenLogprob
 from flowspec.runtime.token_stream import Timing, Tokens
@@ -29,9 +29,6 @@ class Keep(Protocol):
     """Takes what comes of an answer, to have it when this process is no more."""
 
     def tokens(self, tokens: Sequence[int]) -> None: ...
-
-    def arithmetic(self, name: str) -> None:
-        """With which the tokens after this are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +62,7 @@ class Answer:
     `seed`: that it was drawn with (without meaning at temperature 0).
     `timing`: seconds from the question (`first_s`, `last_s`, `ended_s`), `decode_s`, `tokens_per_s`.
     `statistics`: what the pipeline did (docs/methods.md has the terms).
-    `arithmetic`: what it was computed with at first; `changes`: other ones, each with the number of tokens
-    before it.
+    `arithmetic`: what it was computed with.
     """
 
     text: str
@@ -83,7 +79,6 @@ class Answer:
     timing: Timing
     statistics: dict[str, Any]
     arithmetic: str = ""
-    changes: Changes = ()
 
     @property
     def new_tokens(self) -> int:
@@ -205,8 +200,6 @@ class AnswerStream:
     def _take(self, batch: Tokens) -> Piece:
         self._timing.add(batch.tokens, batch.at_s - self._tokens.submitted_s)
         if self._keep is not None:
-            if self._tokens.changes:
-                self._keep.arithmetic(self._tokens.changes[-1].arithmetic)
             self._keep.tokens(batch.tokens)
         return self._piece(batch.tokens, batch.logprobs)
 
@@ -246,8 +239,7 @@ class AnswerStream:
             seed=question.sampling.seed,
             timing=self._timing,
             statistics=end.statistics,
-            arithmetic=question.arithmetic or self._tokens.arithmetic,
-            changes=(*question.changes, *((each.token, each.arithmetic) for each in self._tokens.changes)),
+            arithmetic=self._session.head.arithmetic,
         )
         self._end(self._answer.token_ids)
         return piece if piece.text or piece.parts or piece.logprobs else None

@@ -71,7 +71,7 @@ from flowspec.runtime.pipeline_connections import Progress, StageStatus
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.remote_drafter import DrafterAbsent, Notice, PlacedDrafter, RemoteDrafter, Result
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.token_stream import ArithmeticChanged, End, Tokens, TokenStream
+from flowspec.runtime.token_stream import End, Tokens, TokenStream
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, poll_timeout_ms
 from flowspec.wire.codec import DTYPE_BYTES
 
@@ -167,7 +167,6 @@ class Head:
             on_change=self._changed,
             meanwhile=self._meanwhile,
         )
-        self._arithmetic = "" if recovery is None else recovery.arithmetic
         self._tokens = 0
         self._look_at = LOOK_EVERY_TOKENS
         self._stages_shown: list[StageStatus] = []
@@ -200,8 +199,6 @@ class Head:
                     capturing=capturing_of(assigns),
                 )
             )
-            self._begun_with = self._arithmetic or self._pipelines.arithmetic
-            self._arithmetic = self._pipelines.arithmetic
             self._show_stages()
             while self._absent:
                 self._turn()
@@ -325,7 +322,6 @@ class Head:
             submit.request,
             time.monotonic(),
             next(self._numbers),
-            count=len(submit.answered),
             is_bound=submit.sampling.grammar is not None,
         )
         self._post(replace(submit, answer=answer.number), answer)
@@ -433,10 +429,6 @@ class Head:
             self._has_told_link = False
             self._show_stages()
             self._end_bound_answers()
-            if self.arithmetic != self._arithmetic:
-                self._arithmetic = self.arithmetic
-                for answer in self._answers.values():
-                    self._change(answer)
 
     def _end_bound_answers(self) -> None:
         """Answers that a grammar binds end with an error where the new last stage cannot obey it."""
@@ -445,12 +437,6 @@ class Head:
             for answer in bound:
                 answer.items.put(ClusterError(trouble))
                 self._step(Cancel(request=answer.request, answer=answer.number), time.monotonic())
-
-    def _change(self, answer: TokenStream) -> None:
-        """What follows of an answer is computed with another arithmetic than what is there."""
-        answer.items.put(ArithmeticChanged(token=answer.count, arithmetic=self._arithmetic))
-        where = f"from token {answer.count + 1} on"
-        self._on_note(f"the answer goes on with the arithmetic {self._arithmetic} {where}")
 
     def _tell_of_slow_link(self) -> None:
         """Names the link that holds answers up, once for a pipeline, where what a row takes on the wire is
@@ -519,9 +505,6 @@ class Head:
                 return
             self._answers[answer.request] = answer
             answer.core_s = -self._core_s
-            answer.arithmetic = self._begun_with if answer.count else self._arithmetic
-            if answer.arithmetic != self._arithmetic:
-                self._change(answer)
         try:
             self._step(event, now_s)
         except InputError as error:
@@ -562,9 +545,8 @@ class Head:
         for command in for_readers:
             if isinstance(command, Emit):
                 self._tokens += len(command.tokens)
-                answer = self._answers[command.request]
-                answer.count += len(command.tokens)
-                answer.items.put(Tokens(tokens=command.tokens, at_s=now_s, logprobs=command.logprobs))
+                tokens = Tokens(tokens=command.tokens, at_s=now_s, logprobs=command.logprobs)
+                self._answers[command.request].items.put(tokens)
             else:
                 answer = self._answers.pop(command.request)
                 report = {**command.statistics.report(), "head_s": round(answer.core_s + self._core_s, 6)}

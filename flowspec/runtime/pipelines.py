@@ -20,7 +20,6 @@ from typing import Any
 import zmq
 
 from flowspec.checking import check, is_on
-from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
     CONTROL,
     AskPlan,
@@ -101,8 +100,7 @@ class Recovery:
     not answer, each with why, or are `in_use` by others. When one answers, `survey` finds out what `replan`
     must know of it, in a thread of its own: it raises `FlowSpecError`. `start` tells what must be there for
     the first pipeline. `rate` foretells the tokens/s of a plan, where anything does. An `arithmetic` is kept
-    that an earlier session began with (empty: that of the first pipeline); another one may follow it with
-    `may_change`, where nothing else can be formed.
+    that an earlier session began with (empty: that of the first pipeline).
     """
 
     replan: Replan
@@ -115,7 +113,6 @@ class Recovery:
     in_use: tuple[str, ...] = ()
     survey: Callable[[str], None] | None = None
     arithmetic: str = ""
-    may_change: bool = False
 
 
 class Pipelines:
@@ -171,11 +168,12 @@ class Pipelines:
             changed_s=timeouts.CHANGED_S,
         )
         membership = Membership(list(self._addresses), membership_timeouts, drafter)
-        agreement = Agreement()
-        if recovery is not None:
-            agreement = Agreement(recovery.arithmetic, may_change=recovery.may_change)
         self._core = PipelineCore(
-            membership, forming_timeouts, start=start, is_only=recovery is None, agreement=agreement
+            membership,
+            forming_timeouts,
+            start=start,
+            is_only=recovery is None,
+            arithmetic="" if recovery is None else recovery.arithmetic,
         )
         self._is_checked = is_on()
         self._driver: Driver[FormingEvent, FormingCommand] = Driver(self._handle, self._do)

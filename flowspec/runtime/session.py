@@ -91,13 +91,12 @@ class RecoveryOptions:
     """What happens when devices are lost: whom to tell, in a line, and how long to wait for some to come back
     (None: for ever).
 
-    An `arithmetic` that an earlier session began with is kept; `may_change` allows another where it cannot.
+    An `arithmetic` that an earlier session began with is kept.
     """
 
     on_note: Callable[[str], None]
     wait_s: float | None = None
     arithmetic: str = ""
-    may_change: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +300,6 @@ class OpenCluster:
                 in_use=() if self.chosen is None else tuple(self.chosen.survey.in_use),
                 survey=planner.survey,
                 arithmetic=recovery_options.arithmetic,
-                may_change=recovery_options.may_change,
             )
         with Head(
             plan,

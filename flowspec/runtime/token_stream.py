@@ -31,24 +31,15 @@ class End:
     statistics: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArithmeticChanged:
-    """From its token `token` on (0 is the first) an answer is computed with another arithmetic."""
-
-    token: int
-    arithmetic: str
-
-
-Item = Tokens | ArithmeticChanged | End | FlowSpecError
+Item = Tokens | End | FlowSpecError
 
 
 @dataclass(slots=True)
 class TokenStream:
     """The tokens of an answer under way: iterate for its `Tokens`; `end` is set afterwards.
 
-    `core_s` is the core's time for it. `number` tells it from others of the same conversation. It began with
-    an `arithmetic`; `changes` are those among the tokens that were read. `count` is how many tokens there
-    are, with those of an earlier session. One that `is_bound` has a grammar.
+    `core_s` is the core's time for it. `number` tells it from others of the same conversation. One that
+    `is_bound` has a grammar.
     """
 
     request: int
@@ -56,10 +47,7 @@ class TokenStream:
     number: int = 0
     end: End | None = None
     core_s: float = 0.0
-    count: int = 0
-    arithmetic: str = ""
     is_bound: bool = False
-    changes: list[ArithmeticChanged] = field(default_factory=list)
     items: queue.SimpleQueue[Item] = field(default_factory=queue.SimpleQueue)
 
     def __iter__(self) -> Iterator[Tokens]:
@@ -69,8 +57,6 @@ class TokenStream:
                 raise item
             if isinstance(item, End):
                 self.end = item
-            elif isinstance(item, ArithmeticChanged):
-                self.changes.append(item)
             else:
                 yield item
 

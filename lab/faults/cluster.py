@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
@@ -59,7 +58,6 @@ from flowspec.sim.head_checker import HeadChecker
 from flowspec.sim.record import SimulatedAnswer
 from flowspec.wire.codec import Envelope, Tensor
 from lab.faults.daemon import SimDaemon
-from lab.faults.dialects import Spans
 from lab.faults.drafters import LocalDrafters, Place, SimRemoteDrafter
 from lab.faults.network import Network
 from lab.faults.pipelines import HEAD, SimPipelines
@@ -74,8 +72,7 @@ ROW_BYTES = 12000
 
 
 class Cluster:
-    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question, whose
-    tokens are computed as its spans say.
+    """Devices and the head that forms pipelines of them. `expect` gives the plain answer to a question.
 
     Where nothing passes, a data connection takes `frames_max` frames and no more.
     Where what devices say may not be honest, tokens may be wrong; all else is as ever.
@@ -98,19 +95,18 @@ class Cluster:
         drafting: Sequence[Curve],
         places: Sequence[Place | None],
         frames_max: int,
-        expect: Callable[[Submit, Spans], Sequence[int]],
+        expect: Callable[[Submit], Sequence[int]],
         tell: Callable[[str, str], None],
         forming_timeouts: FormingTimeouts = FORMING_TIMEOUTS,
         is_honest: bool = True,
         absent: Sequence[str] = (),
-        agreement: Agreement | None = None,
     ) -> None:
         self.clock = clock
         self.process = Process(clock)
         self._daemons = daemons
         self.head = head
         self.membership = membership
-        self.forming = PipelineCore(membership, forming_timeouts, start=Start.ANY, agreement=agreement)
+        self.forming = PipelineCore(membership, forming_timeouts, start=Start.ANY)
         self.answers: dict[int, list[SimulatedAnswer]] = {}
         self.on_end: Callable[[int], None] = lambda request: None
         self.on_give_up: Callable[[str], None] = lambda text: None
@@ -124,8 +120,6 @@ class Cluster:
         self._tell = tell
         self._is_honest = is_honest
         self._checker = HeadChecker(is_honest=is_honest)
-        self.spans: dict[int, list[list[tuple[int, str]]]] = {}
-        """Of the answers of each request: from which token on they are computed with which arithmetic."""
         self._expected: dict[int, Sequence[int]] = {}
         self._tokens = 0
         self._timer: Alarm | None = None
@@ -201,9 +195,6 @@ class Cluster:
         may be a rounding error off."""
         self.process.events += 1
         if isinstance(event, Submit):
-            spans = [(len(event.answered), self.forming.agreement.name)]
-            self.spans.setdefault(event.request, []).append(spans)
-            self._expected[event.request] = self._expect(event, spans)
             self.answers.setdefault(event.request, []).append(SimulatedAnswer(event, self.process.now_s))
         elif isinstance(event, PipelineReformed):
             self._check_arithmetic()
@@ -257,6 +248,8 @@ class Cluster:
 
     def _emit(self, command: Emit) -> None:
         answer = self.answers[command.request][-1]
+        if not answer.tokens:
+            self._expected[command.request] = self._expect(answer.submit)
         answer.tokens += command.tokens
         answer.logprobs += command.logprobs
         self._tokens += len(command.tokens)
@@ -282,23 +275,13 @@ class Cluster:
         )
 
     def _check_arithmetic(self) -> None:
-        """All stages compute with one arithmetic, and it is that of the tokens so far."""
+        """All stages compute with the arithmetic of the session."""
         if not self._is_honest:
             return
         name = self.forming.agreement.name
         found = {self._daemons[part.device].computes_with for part in self.parts}
         # A device that was lost a moment ago computes nothing.
         assert found <= {name, ""}, f"stages compute with {found}, not {name}"
-        for request, answers in self.answers.items():
-            answer, spans = answers[-1], self.spans[request][-1]
-            last = spans[-1][1]
-            if answer.end is not None or last == name:
-                continue
-            assert self.forming.agreement.may_change or not last, f"{name} follows {last} in an answer"
-            if not last:
-                spans.pop()
-            spans.append((len(answer.text), name))
-            self._expected[request] = self._expect(answer.submit, spans)
 
     def _plan(self, command: AskPlan) -> PlanMade | PlanFailed:
         devices = command.devices[: self._devices_max]

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.membership import Membership
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import Cancel, Forget, Submit
@@ -16,16 +15,18 @@ from flowspec.core.head.head import HeadCore
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
+from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import Frames
 from flowspec.sim.record import SimulatedAnswer
 from lab.faults.cluster import Cluster
 from lab.faults.daemon import NO_NUMBER, SLOW, SimDaemon
-from lab.faults.dialects import Spans, answer_of, logprobs_of
+from lab.faults.dialects import spoken
 from lab.faults.network import Connection, Network
 from lab.faults.oracle import LOOK_S, Oracle
 from lab.faults.other_head import OtherHead
 from lab.faults.pipelines import HEAD
 from lab.faults.schedule import HEAL_S, Fault, Schedule
+from tests.plain import plain_answer, plain_logprobs
 from tests.sim.swarm import next_prompt
 
 Tamper = Callable[[Connection, str, Frames], Sequence[Frames]]
@@ -141,12 +142,11 @@ class Play:
             drafting=schedule.drafting,
             places=schedule.places,
             frames_max=schedule.frames_max,
-            expect=lambda submit, spans: self._plain(submit, spans)[0],
+            expect=lambda submit: self._plain(submit)[0],
             tell=self._tell,
             forming_timeouts=schedule.forming_timeouts,
             is_honest=self._is_honest,
             absent=list(absent),
-            agreement=Agreement(may_change=schedule.may_change),
         )
         self.cluster.on_end = self._ended
         self.cluster.on_give_up = self._given_up
@@ -298,20 +298,32 @@ class Play:
 
     # ---------------------------------------------------------------------------------------------- answers
 
-    def _plain(self, submit: Submit, spans: Spans) -> tuple[Sequence[int], str]:
-        return answer_of(self.schedule.language, submit, self.schedule.context, spans)
+    @property
+    def _language(self) -> HashLanguage:
+        """What the model says by the arithmetic of the session."""
+        return spoken(self.schedule.language, self.cluster.forming.agreement.name)
+
+    def _plain(self, submit: Submit) -> tuple[list[int], str]:
+        """The whole answer, and `stop` or `length`; what was answered before is taken as it is."""
+        more, reason = plain_answer(
+            self._language,
+            (*submit.prompt, *submit.answered),
+            submit.sampling,
+            new_tokens_max=submit.new_tokens_max - len(submit.answered),
+            context=self.schedule.context,
+            stop_ids=submit.stop_ids,
+            answer_start=len(submit.prompt),
+        )
+        return [*submit.answered, *more], reason
 
     def _check(self, answer: SimulatedAnswer) -> None:
         assert answer.end is not None, f"request {answer.submit.request} never ended"
-        request = answer.submit.request
-        pairs = zip(self.cluster.answers[request], self.cluster.spans[request], strict=True)
-        spans = next(spans for each, spans in pairs if each is answer)
-        expected, reason = self._plain(answer.submit, spans)
+        expected, reason = self._plain(answer.submit)
         if answer.end.reason != "cancelled":
-            assert (answer.text, answer.end.reason) == (list(expected), reason), (
+            assert (answer.text, answer.end.reason) == (expected, reason), (
                 f"request {answer.submit.request} has a wrong answer"
             )
-        found = logprobs_of(self.schedule.language, answer.submit, answer.tokens, spans)
+        found = plain_logprobs(self._language, answer.submit, answer.tokens)
         assert answer.logprobs == found, f"request {answer.submit.request} has wrong log-probabilities"
 
     def _ask(self, event: Cancel | Forget) -> None:

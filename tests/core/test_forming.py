@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from flowspec import __version__
-from flowspec.core.cluster.agreement import Agreement
 from flowspec.core.cluster.forming import (
     CONTROL,
     DATA,
@@ -109,12 +108,12 @@ class Bench:
         start: Start = Start.WHOLE,
         is_only: bool = False,
         forming_timeouts: FormingTimeouts = FORMING_TIMEOUTS,
-        agreement: Agreement | None = None,
+        arithmetic: str = "",
     ) -> None:
         self.names = names or ("a", "b", "c")
         membership = Membership(self.names, MEMBERSHIP_TIMEOUTS)
         self.core = PipelineCore(
-            membership, forming_timeouts, start=start, is_only=is_only, agreement=agreement
+            membership, forming_timeouts, start=start, is_only=is_only, arithmetic=arithmetic
         )
         self.has: dict[str, tuple[str, ...]] = {}
         self.now_s = 0.0
@@ -540,8 +539,8 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
         ),
         (
             word("b", Arithmetics(dtype="float32", names=("safe",)), number=3),
-            "it lacks the arithmetic x, which is kept, and has safe; "
-            "--allow-arithmetic-change would go on without it where nothing else does",
+            "expected the arithmetic x, which this began with, got safe; "
+            "use devices that have it, or begin anew",
         ),
     ],
 )
@@ -569,7 +568,7 @@ def test_a_device_that_lacks_the_arithmetic_is_left_out_of_later_pipelines() -> 
     bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.has = {"c": ("safe",)}
     told = notes_of(bench.welcomes("a", "c"))
-    assert told[0].startswith("device c cannot do its part (it lacks the arithmetic x, which is kept, ")
+    assert told[0].startswith("device c cannot do its part (expected the arithmetic x, ")
     assert bench.core.membership.members == ("a",)
     assert bench.core.fired["lacks"] == 1
 
@@ -642,12 +641,14 @@ def test_the_best_arithmetic_that_all_have_is_assigned_and_kept_also_from_earlie
     bench.form()
     bench.give(ConnectionClosed(pipeline=2, device="b"))
     assert assigned(bench.welcomes("a")) == {"a": "good"}, "though it alone would take fast"
-    for agreement, expected in ((Agreement("safe"), "safe"), (Agreement("old", may_change=True), "fast")):
-        bench = Bench("a", "b", agreement=agreement)
-        bench.has = dict.fromkeys("ab", ("fast", "safe"))
-        bench.give(SessionStarted())
-        assert assigned(bench.welcomes("a", "b")) == dict.fromkeys("ab", expected)
-    bench = Bench("a", "b", agreement=Agreement("old"))
+    bench = Bench("a", "b", arithmetic="safe")
+    bench.has = dict.fromkeys("ab", ("fast", "safe"))
+    bench.give(SessionStarted())
+    assert assigned(bench.welcomes("a", "b")) == dict.fromkeys("ab", "safe")
+    bench = Bench("a", "b", arithmetic="old")
     bench.give(SessionStarted())
     (end,) = [each for each in bench.welcomes("a", "b") if isinstance(each, EndSession)]
-    assert end.text.startswith("device a at a:1: it lacks the arithmetic old, which is kept, and has x")
+    assert end.text == (
+        "device a at a:1: expected the arithmetic old, which this began with, got x; "
+        "use devices that have it, or begin anew"
+    )

@@ -109,7 +109,6 @@ RULES = {
     "no room": "a device has no room for one conversation",
     "lacks": "a device lacks the arithmetic of the others, and is left out",
     "lacks beside": "a device that makes ready lacks the arithmetic of the pipeline that works",
-    "another arithmetic": "no pipeline can be formed with the arithmetic that was kept: another follows",
     "misspoke": "a device broke the protocol",
     "unsent": "a device takes no more messages",
     "member not ready": "a member cannot make ready for other layers, and the pipeline that works stays",
@@ -522,7 +521,7 @@ class _Preparation:
 class PipelineCore:
     """See the module. With `is_only` the first pipeline is the only one: what goes wrong with it is an error.
 
-    `agreement` is a session's own (None: a new one, which keeps what the first pipeline computes with).
+    An `arithmetic` is kept that an earlier session began with (empty: that of the first pipeline).
     """
 
     def __init__(
@@ -532,11 +531,11 @@ class PipelineCore:
         *,
         start: Start = Start.WHOLE,
         is_only: bool = False,
-        agreement: Agreement | None = None,
+        arithmetic: str = "",
     ) -> None:
         self.membership = membership
         self.timeouts = timeouts
-        self.agreement = agreement or Agreement()
+        self.agreement = Agreement(arithmetic)
         self.start = start
         self.is_only = is_only
         self.fired: Counter[str] = Counter()
@@ -645,7 +644,7 @@ class PipelineCore:
         assert not pipeline.ready or pipeline.is_assigned, "a device is ready for what it was not assigned"
         names = {part.assign.arithmetic for part in pipeline.parts}
         assert len(names) == 1, f"the parts are computed with {names}"
-        is_kept = not self.is_formed or pipeline.arithmetic in ("", self.agreement.name)
+        is_kept = not self.is_formed or pipeline.arithmetic == self.agreement.name
         assert is_kept, f"{pipeline.arithmetic} is not what is kept"
         assert not pipeline.is_formed or pipeline.ready.keys() == set(pipeline.devices), (
             "the pipeline is there, and not all are ready"
@@ -703,9 +702,6 @@ class PipelineCore:
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if is_wanted else now_s
                 beside, self._beside = self._beside, None
-                if not is_wanted and (text := self.agreement.stop()):
-                    self._note = text
-                    self._commands.append(Note(text=text))
                 if isinstance(command, Reform):
                     slowness = self._slowing.slowness
                     if beside is not None and beside[0] == command.devices:
@@ -893,9 +889,7 @@ class PipelineCore:
         if not is_there or pipeline.is_formed:
             return
         pipeline.is_formed = self._was_formed = True
-        if pipeline.arithmetic:
-            self.fired["another arithmetic"] += self.agreement.name not in ("", pipeline.arithmetic)
-            self.agreement.form(pipeline.arithmetic)
+        self.agreement.name = self.agreement.name or pipeline.arithmetic
         self._slowing.begin(pipeline.devices)
         before, self._layers = self._layers, layers_of(pipeline.parts)
         moved = tuple(device for device, span in self._layers.items() if before.get(device, span) != span)

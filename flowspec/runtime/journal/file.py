@@ -21,7 +21,6 @@ from flowspec.runtime.journal.lines import (
     JournalContent,
     Row,
     Setting,
-    arithmetic_row,
     ask_row,
     end_row,
     read_lines,
@@ -45,13 +44,11 @@ class Journal:
         *,
         lines: int = 0,
         before: Sequence[int] = (),
-        arithmetic: str = "",
     ) -> None:
         self.path = path
         self._descriptor = descriptor
         self._lines = lines
         self._before = tuple(before)
-        self._arithmetic = arithmetic
         self._tokens: list[int] = []
         self._tell = tell
         self._is_broken = False
@@ -64,7 +61,7 @@ class Journal:
         except (OSError, ValueError) as error:
             raise _unusable(path, error) from None
         _lock(path, descriptor)
-        journal = cls(path, descriptor, tell, arithmetic=setting.arithmetic)
+        journal = cls(path, descriptor, tell)
         journal._write(setting_row(setting))
         return journal
 
@@ -95,8 +92,7 @@ class Journal:
             os.close(descriptor)
             raise
         last = () if content.last is None else content.last.known
-        arithmetic = content.setting.arithmetic
-        return cls(path, descriptor, tell, lines=content.lines, before=last, arithmetic=arithmetic), content
+        return cls(path, descriptor, tell, lines=content.lines, before=last), content
 
     def ask(self, entry: Entry) -> None:
         self._write(ask_row(entry, (*self._before, *self._tokens)))
@@ -107,12 +103,6 @@ class Journal:
         """These tokens of its answer are known."""
         self._write(tokens_row(tokens))
         self._tokens += tokens
-
-    def arithmetic(self, name: str) -> None:
-        """What follows is computed with this arithmetic: nothing new if what was there is, too."""
-        if name != self._arithmetic:
-            self._arithmetic = name
-            self._write(arithmetic_row(name))
 
     def end(self, reason: str, text: str | None) -> None:
         self._write(end_row(reason, text))

@@ -1,9 +1,8 @@
 """What a journal says, and its lines: one JSON object each, in the order in which things happened.
 
 The first line is the `Setting`. Then for each answer a line `ask` (what fixes it), lines `tokens` as they
-were committed, and a line `end`. A line `arithmetic` says with which all that follows is computed, where that
-changes. A last line that is not whole was being written when the head was ended, and does not count. Knows no
-files.
+were committed, and a line `end`. A last line that is not whole was being written when the head was ended, and
+does not count. Knows no files.
 
 A prompt is written as what it adds to the text before it, so a journal grows with its dialogue and not with
 its square.
@@ -41,9 +40,8 @@ Kind = TypeVar("Kind")
 class Setting:
     """What all answers of a journal share: whose they are, and the model with all that moves its tokens.
 
-    `arithmetic` is the one that what comes last is computed with (`core.cluster.agreement`). It began on the
-    devices of the file `cluster` (empty: of none), or on so many `local` processes (0: not told); it may go
-    on elsewhere.
+    All is computed with one `arithmetic` (`core.cluster.agreement`). It began on the devices of the file
+    `cluster` (empty: of none), or on so many `local` processes (0: not told); it may go on elsewhere.
     """
 
     command: str
@@ -73,8 +71,7 @@ class Entry:
     """An answer: what fixes it, its tokens so far, and how it ended (nothing: it did not).
 
     `user` and `system` are what was said in a chat; `prompt` is what the model saw, as a chat template made
-    it on that day. `text` is the whole answer's, None without a tokenizer. It began with an `arithmetic`;
-    `changes` are other ones, each with the number of tokens before it.
+    it on that day. `text` is the whole answer's, None without a tokenizer.
     """
 
     prompt: tuple[int, ...]
@@ -87,8 +84,6 @@ class Entry:
     tokens: tuple[int, ...] = ()
     end: str = ""
     text: str | None = None
-    arithmetic: str = ""
-    changes: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         check(bool(self.prompt), "prompt", self.prompt, "at least one token")
@@ -170,10 +165,6 @@ def tokens_row(tokens: Sequence[int]) -> Row:
     return {"tokens": list(tokens)}
 
 
-def arithmetic_row(name: str) -> Row:
-    return {"arithmetic": name}
-
-
 def end_row(reason: str, text: str | None) -> Row:
     return {"end": reason, "text": text}
 
@@ -229,11 +220,8 @@ def read_lines(data: bytes, name: str) -> JournalContent:
                 if last is not None and last.end:
                     earlier.append((last.user, last.text or ""))
                 last, tokens = _ask(_field(row, "ask", dict), () if last is None else last.known), []
-                last = replace(last, arithmetic=setting.arithmetic)
-            elif "arithmetic" in row:
+            elif "arithmetic" in row:  # in journals of before it could change: the last one counts
                 setting = replace(setting, arithmetic=_text(row, "arithmetic"))
-                if last is not None and not last.end:
-                    last = replace(last, changes=(*last.changes, (len(tokens), setting.arithmetic)))
             elif last is None or last.end:
                 raise ValueError(f"expected a question, got {line[:80]!r}")
             elif "tokens" in row:

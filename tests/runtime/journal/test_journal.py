@@ -24,7 +24,6 @@ from flowspec.runtime.journal.lines import (
     JournalContent,
     Row,
     Setting,
-    arithmetic_row,
     ask_row,
     end_row,
     read_lines,
@@ -54,7 +53,6 @@ FIRST = Entry(
     tokens=(8, 9),
     end="stop",
     text="That.",
-    arithmetic="fast",
 )
 SECOND = replace(FIRST, prompt=(5, 6, 7, 8, 9, 3), user="And?", tokens=(4, 4, 4), end="", text=None)
 
@@ -100,15 +98,11 @@ def test_what_is_written_is_read_again() -> None:
     assert (given_up.messages(), given_up.last) == ([], SECOND)
 
 
-def test_another_arithmetic_is_of_all_that_follows_it() -> None:
+def test_journals_of_before_go_on_with_the_arithmetic_that_came_last() -> None:
     rows = rows_of(FIRST, SECOND)
-    at = len(rows) - 2  # before the last two tokens
-    content = read(seal(*rows[:at], arithmetic_row("safe"), *rows[at:]))
-    assert content.setting == replace(SETTING, arithmetic="safe")
-    assert content.last == replace(SECOND, changes=((1, "safe"),))
-    first = len(rows_of(FIRST))
-    content = read(seal(*rows[:first], arithmetic_row("safe"), *rows[first:]))
-    assert content.last == replace(SECOND, arithmetic="safe"), "between two answers nothing changes in any"
+    for at in (len(rows) - 2, len(rows_of(FIRST))):
+        content = read(seal(*rows[:at], {"arithmetic": "safe"}, *rows[at:]))
+        assert (content.setting, content.last) == (replace(SETTING, arithmetic="safe"), SECOND)
 
 
 def test_a_journal_ends_with_its_last_whole_line() -> None:
