@@ -1,19 +1,19 @@
 """Linear layers with packed weights of 8 or 4 bits: fast for few rows, and one arithmetic for a row whatever
 rows run beside it.
 
-Each precision has one way of rounding.
+Each precision has one way of rounding weights (`rounding.py`).
 
-*int8*: weights are rounded per output (`scale = max |w| / 127`). An input row is scaled by its largest value
-and written as two digits, each within -63..63, the second in units of 1/126 of the first's. Both digits are
-rows of one product of integers, which has no rounding: a row's result depends neither on its neighbours nor
-on how a kernel blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit products in 16
-bits, where eight bits would saturate. Two digits keep 13 bits of an input, more than bfloat16 has; with one,
-inputs beside a large one would lose most of theirs.
+*int8*: weights are rounded per output. An input row is scaled by its largest value and written as two
+digits, each within -63..63, the second in units of 1/126 of the first's. Both digits are rows of one product
+of integers, which has no rounding: a row's result depends neither on its neighbours nor on how a kernel
+blocks its loops. Seven bits a digit because AVX2 adds pairs of 8 by 8 bit products in 16 bits, where eight
+bits would saturate. Two digits keep 13 bits of an input, more than bfloat16 has; with one, inputs beside a
+large one would lose most of theirs.
 
-*int4*: weights are rounded per group of 32 inputs to 16 levels around zero, with a scale in float16, as in
-ggml's Q4_0. A row is rounded, too, group by group, to levels of 8 bits. A group's products and their sum are
-integers, and the groups follow one another, so that every processor computes the same bits
-(`arithmetic/packed.py`). On GPUs torch's own kernel takes inputs in bfloat16.
+*int4*: weights are rounded per group of 32 inputs. A row is rounded, too, group by group, to levels of 8
+bits. A group's products and their sum are integers, and the groups follow one another, so that every
+processor computes the same bits (`arithmetic/packed.py`). On GPUs torch's own kernel takes inputs in
+bfloat16.
 
 Here for CPUs; `quantised_cuda.py` has the same on GPUs, but for int4 on those that are too old for torch's
 kernel.
@@ -22,6 +22,7 @@ kernel.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -30,23 +31,16 @@ from torch import nn
 from flowspec.model.arithmetic import compiled_torch
 from flowspec.model.arithmetic.operations import packed_product
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels, int8_panels, packed
+from flowspec.model.bridge import array_of, tensor_of
 from flowspec.model.products import float_product
+from flowspec.model.rounding import MIDDLE, ROUNDINGS, Rounding
 
 DIGIT = 63
-WEIGHT_MAX = 127
-MIDDLE = Q4_0.offset
-ENDS = (-8.0, -7.0, -7.5, -8.5)
-"""On which levels of 4 bits a group's largest weight may fall; that is taken by which its weights lose
-least."""
 TINY = 1e-30
 BLOCK_ROWS = 1024
-"""Outputs that are rounded at once, so that no second copy of a matrix in float32 is made."""
-FORMAT = 2
-"""Of `Rounded`: counts up when a class rounds otherwise or names or orders the parts otherwise, since they
-are kept on disk."""
+"""Outputs whose weights are widened at once."""
 Rounded = Mapping[str, torch.Tensor]
-"""A rounded matrix: levels, scales and zeros, each with a row for each output, as its class says. Of no
-kernel's layout."""
+"""A rounded matrix, as in `rounding`."""
 
 
 class Packed(nn.Module):
@@ -64,16 +58,20 @@ class QuantisedLinear(Packed, nn.Linear):
     Made of a linear layer where it stands (`quantise`), so that those who hold that one need not know.
     """
 
-    @staticmethod
-    def rounded(weight: torch.Tensor) -> Rounded:
-        """The parts that `weight` `[rows, in]` is rounded to, each row for itself."""
-        raise NotImplementedError
+    rounding: ClassVar[Rounding]
 
-    @staticmethod
-    def widened(rounded: Rounded, inputs: int) -> torch.Tensor:
+    @classmethod
+    def rounded(cls, weight: torch.Tensor) -> Rounded:
+        """The parts that `weight` `[rows, in]` is rounded to, each row for itself."""
+        found = cls.rounding.round(array_of(weight.cpu()))
+        return {name: tensor_of(part).to(weight.device) for name, part in found.items()}
+
+    @classmethod
+    def widened(cls, rounded: Rounded, inputs: int) -> torch.Tensor:
         """Rounded weights as numbers, float32 `[rows, inputs]`, for the reference. Kernels must agree with
         it, so none of them uses it."""
-        raise NotImplementedError
+        found = cls.rounding.widen({name: array_of(part.cpu()) for name, part in rounded.items()}, inputs)
+        return tensor_of(found).to(rounded["levels"].device)
 
     def pack(self, rounded: Rounded) -> None:
         """Takes this layer's rounded weights; no reference to them is kept."""
@@ -81,33 +79,13 @@ class QuantisedLinear(Packed, nn.Linear):
 
     @property
     def packed_sizes(self) -> dict[object, int]:
-        return {id(self): self.bytes_of(self.in_features, self.out_features)}
-
-    @staticmethod
-    def bytes_of(inputs: int, outputs: int) -> int:
-        """What the packed weights of such a layer take."""
-        raise NotImplementedError
+        return {id(self): self.rounding.packed_bytes(self.in_features, self.out_features)}
 
 
 class Int8Linear(QuantisedLinear):
     """See the module. A kernel's `_products` takes digits."""
 
-    @staticmethod
-    def rounded(weight: torch.Tensor) -> Rounded:
-        """`levels` int8 `[rows, in]` and `scales` float32 `[rows]`."""
-        scale = (weight.abs().amax(dim=1).float() / WEIGHT_MAX).clamp_min_(TINY)
-        levels = torch.empty_like(weight, dtype=torch.int8)
-        for block in _blocks(len(weight)):
-            levels[block] = (weight[block].float() / scale[block, None]).round_()
-        return {"levels": levels, "scales": scale}
-
-    @staticmethod
-    def widened(rounded: Rounded, inputs: int) -> torch.Tensor:
-        return rounded["levels"].float() * rounded["scales"].float()[:, None]
-
-    @staticmethod
-    def bytes_of(inputs: int, outputs: int) -> int:
-        return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)  # and a scale for each output
+    rounding = ROUNDINGS["int8"]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features).float()
@@ -148,40 +126,7 @@ class PanelInt8Linear(Int8Linear):
 class Int4Linear(QuantisedLinear):
     """See the module. Inputs that are no whole groups are filled up with zeros."""
 
-    @staticmethod
-    def rounded(weight: torch.Tensor) -> Rounded:
-        """`levels` uint8 `[rows, 16 groups]`, the first of two inputs in the low bits; `scales` float16
-        `[rows, groups]`, with no more digits than bfloat16 has, which GPUs' kernels take."""
-        rows, groups = len(weight), -(-weight.shape[1] // GROUP)
-        pairs = weight.new_empty((rows, groups * GROUP // 2), dtype=torch.uint8)
-        scales = weight.new_empty((rows, groups), dtype=torch.float16)
-        for block in _blocks(rows):
-            numbers = F.pad(weight[block].float(), (0, -weight.shape[1] % GROUP)).view(-1, groups, GROUP)
-            largest = numbers.gather(2, numbers.abs().argmax(dim=2, keepdim=True))
-            best = numbers.new_full((len(numbers), groups), torch.inf)  # squares of what weights lose
-            levels = torch.full_like(numbers, MIDDLE, dtype=torch.uint8)
-            for end in ENDS:
-                scale = (largest / end).bfloat16().half()
-                tried = (numbers / scale.float()).nan_to_num_(0.0).round_().clamp_(-MIDDLE, MIDDLE - 1)
-                lost = (tried * scale.float() - numbers).square_().sum(dim=2)
-                is_better = lost < best
-                best = torch.where(is_better, lost, best)
-                levels = torch.where(is_better[..., None], (tried + MIDDLE).to(torch.uint8), levels)
-                scales[block] = torch.where(is_better, scale[..., 0], scales[block])
-            flat = levels.flatten(1)
-            pairs[block] = flat[:, ::2] | flat[:, 1::2] << 4
-        return {"levels": pairs, "scales": scales}
-
-    @staticmethod
-    def widened(rounded: Rounded, inputs: int) -> torch.Tensor:
-        levels = rounded["levels"]
-        pairs = torch.stack([levels % 16, levels // 16], dim=2).view(len(levels), -1, GROUP)
-        weights = (pairs.float() - 8) * rounded["scales"].float()[:, :, None]
-        return weights.view(len(levels), -1)[:, :inputs]
-
-    @staticmethod
-    def bytes_of(inputs: int, outputs: int) -> int:
-        return Q4_0.panel_bytes(inputs, outputs)
+    rounding = ROUNDINGS["int4"]
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         rows = input.reshape(-1, self.in_features)

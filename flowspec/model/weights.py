@@ -55,7 +55,7 @@ class Weight:
     def value(self) -> torch.Tensor:
         """Before it is packed."""
         owner, leaf = self.owner
-        return getattr(owner, leaf)  # type: ignore[no-any-return]
+        return getattr(owner, leaf)
 
     @property
     def shape(self) -> torch.Size:
@@ -308,7 +308,7 @@ def weight_bytes(pieces: Pieces, tensors: Tensors, dtype: torch.dtype, packing: 
 def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:
     """What a packed matrix `[out, in]` takes, or a stack of them."""
     *stack, outputs, inputs = shape
-    return math.prod(stack) * packing.bytes_of(inputs, outputs)
+    return math.prod(stack) * packing.rounding.packed_bytes(inputs, outputs)
 
 
 def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensors) -> None:

@@ -1,19 +1,95 @@
-"""What numpy and torch call by different names. A definition is written once, for arrays of either."""
+"""Arrays of numbers: conversions between the dtypes that weights have, and what numpy and torch call by
+different names.
+
+numpy has no bfloat16: its bits are held as uint16. A definition is written once, for arrays of either
+library.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-if TYPE_CHECKING:
-    import torch
-
-    Array: TypeAlias = torch.Tensor
-else:
-    Array = object
+Array: TypeAlias = Any
 """A tensor of torch, or an array of numpy, which has the same methods by these names."""
+Numbers = npt.NDArray[Any]
+"""float32, float16 or float64, or bfloat16 as uint16."""
+F32 = npt.NDArray[np.float32]
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "float16": np.dtype(np.float16),
+}
+"""In which numpy holds numbers, by the name of the dtype that a layer computes in."""
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAN = 0xFFFF
+"""Of bfloat16, as torch has it."""
+_BLOCK = 1 << 15
+"""Numbers that are converted at once, so that they stay in a processor's cache."""
+_LINE_BYTES = 64
+"""Of a cache."""
+
+
+def widened(x: Numbers) -> F32:
+    """As float32; what has it already is not copied."""
+    if x.dtype != np.uint16:
+        return x.astype(np.float32, copy=False)
+    wide = x.astype(np.uint32)
+    wide <<= 16
+    return wide.view(np.float32)
+
+
+@np.errstate(all="ignore")  # what is too large becomes infinite
+def narrowed(x: Numbers, dtype: str) -> Numbers:
+    """In the dtype of that name; what has it already is not copied. float32 is rounded to nearest, ties to
+    even, and what is wider by way of float32."""
+    if x.dtype == DTYPES[dtype]:
+        return x
+    wide = widened(x)
+    return _bfloat16(wide) if dtype == "bfloat16" else wide.astype(DTYPES[dtype], copy=False)
+
+
+def _bfloat16(wide: F32) -> npt.NDArray[np.uint16]:
+    bits = np.asarray(wide, order="C").view(np.uint32)
+    found = bits >> 16
+    found &= 1
+    found += 0x7FFF
+    found += bits
+    found >>= 16
+    narrow = np.asarray(found.astype(np.uint16))
+    np.copyto(narrow, _NAN, where=np.isnan(wide))
+    return narrow
+
+
+def fill(part: Numbers, numbers: Numbers) -> None:
+    """Copies `numbers` of the same shape into `part`, in its dtype; whole numbers stay such."""
+    name = _NAMES.get(part.dtype)
+    if name is None or part.dtype == numbers.dtype or not part.ndim:
+        part[...] = numbers if name is None else narrowed(numbers, name)
+        return
+    step = max(1, _BLOCK // max(1, math.prod(part.shape[1:])))
+    for first in range(0, len(part), step):
+        part[first : first + step] = narrowed(numbers[first : first + step], name)
+
+
+def room(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """An array without values, which begins with a line of the cache: vectors read it faster."""
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    whole = np.empty(size + _LINE_BYTES, np.uint8)
+    first = -whole.ctypes.data % _LINE_BYTES
+    return whole[first : first + size].view(dtype).reshape(shape)
+
+
+def in_room(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A copy in `room`."""
+    found = room(x.shape, x.dtype)
+    found[...] = x
+    return found
 
 
 def namespace(x: Array) -> Any:

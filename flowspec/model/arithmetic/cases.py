@@ -228,7 +228,7 @@ class _Layer:
         elif how == "digits":
             levels = (source.whole(255, outputs, inputs) - 127).astype(np.int8)
             scales = source.numbers("float32", -(-outputs // PANEL) * PANEL, scale=scale / 127)
-            panels = np.asarray(int8_panels(levels))  # type: ignore[arg-type]
+            panels = int8_panels(levels)
             prepared = "digits", 0, False
             matrix = Matrix("digits", 0, address(panels), inputs, outputs, 0, prepared, address(scales))
             given = Weights(how=how, weights=levels, outputs=outputs, scales=scales, panels=panels)

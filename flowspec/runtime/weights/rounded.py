@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.quantised import FORMAT, LINEARS, Rounded
+from flowspec.model.quantised import LINEARS, Rounded
+from flowspec.model.rounding import FORMAT
 from flowspec.model.weights import SliceWeights, Weight, stack_bytes
 from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles

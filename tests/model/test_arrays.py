@@ -1,0 +1,78 @@
+"""Numbers in numpy are converted and rounded as torch does it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flowspec.model import rounding
+from flowspec.model.arithmetic.arrays import DTYPES, Numbers, fill, narrowed, room, widened
+from flowspec.model.bridge import array_of, tensor_of
+from flowspec.model.rounding import ROUNDINGS
+
+
+def every_half(low: int) -> np.ndarray:
+    """All that float32 has in its upper half, with these bits below."""
+    numbers = (np.arange(1 << 16, dtype=np.uint32) << 16 | low).view(np.float32)
+    return numbers[~np.isnan(numbers)]
+
+
+def bits(x: Numbers) -> Numbers:
+    """So that -0 is not 0."""
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("low", [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
+def test_numbers_are_narrowed_and_widened_as_by_torch(dtype: str, low: int) -> None:
+    numbers = every_half(low)
+    wide = numbers.astype(np.float64) * (1 + 2.0**-40)
+    for given in (numbers, wide, narrowed(numbers, "float16"), narrowed(numbers, "bfloat16")):
+        expected = tensor_of(given).to(getattr(torch, dtype))
+        found = narrowed(given, dtype)
+        assert np.array_equal(bits(found), bits(array_of(expected)))
+        assert np.array_equal(bits(widened(found)), bits(expected.float().numpy()))
+        part = np.empty((len(given), 2), DTYPES[dtype])[:, 0]
+        fill(part, given)
+        assert np.array_equal(part, found)
+    nothing = narrowed(np.array(np.nan, np.float32), dtype)
+    assert np.isnan(widened(nothing))
+
+
+def test_whole_numbers_stay_such_and_room_begins_with_a_line_of_the_cache() -> None:
+    part = np.zeros(3, np.int64)
+    fill(part, np.array([1, 2, 1 << 40]))
+    assert part.tolist() == [1, 2, 1 << 40]
+    for shape in ((3, 5), (0, 4), ()):
+        assert room(shape, np.float16).shape == shape
+        assert room((7,), np.float32).ctypes.data % 64 == 0
+
+
+@pytest.mark.parametrize("precision", ROUNDINGS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_matrix_is_rounded_row_by_row_whatever_dtype_it_has(
+    precision: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    how, generator = ROUNDINGS[precision], np.random.default_rng(3)
+    weight = narrowed(generator.normal(size=(70, 80)).astype(np.float32), dtype)
+    weight[3] = 0
+    whole, wide = how.round(weight), how.round(widened(weight))
+    assert all(np.array_equal(whole[name], wide[name]) for name in whole)
+    monkeypatch.setattr(rounding, "_BLOCK", 1)
+    rows = how.round(weight)
+    assert all(np.array_equal(bits(whole[name]), bits(rows[name])) for name in whole)
+    found = how.widen(whole, 80)
+    assert found.shape == (70, 80)
+    assert not found[3].any()
+    assert np.abs(found - widened(weight)).max() < {"int8": 0.02, "int4": 0.4}[precision]
+
+
+@pytest.mark.parametrize("precision", ROUNDINGS)
+def test_what_is_no_number_shows_in_its_group(precision: str) -> None:
+    how, weight = ROUNDINGS[precision], np.ones((4, 64), np.float32)
+    weight[1, 3], weight[2, 40] = np.nan, np.inf
+    found = how.widen(how.round(weight), 64)
+    assert np.isfinite(found[[0, 3]]).all()
+    assert np.isnan(found[1]).any()
+    assert np.isnan(found[2]).any()
