@@ -4,13 +4,14 @@ file."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
+from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.arithmetic.packed import FORMS, PANEL, Form
+from flowspec.model.bridge import array_of
 from flowspec.model.files import ModelFiles
-from flowspec.model.tensors import Tensors
+from flowspec.model.tensors import Panels, Tensors
 
 SCALE, EXPONENT = 1e-3, 118
 """Of all weights, as a number or as the byte of a power of two, so that nothing overflows; what numbers they
@@ -52,7 +53,7 @@ class _RandomPanels(Tensors):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._numbers.shape(name)
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         return self._numbers.load(name, shape)
 
     def form(self, name: str) -> str:
@@ -69,11 +70,9 @@ class _RandomPanels(Tensors):
         outputs, inputs = self.shape(name)
         return FORMS[self.form(name)].panel_bytes(inputs, outputs)
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
-        return random_panels(FORMS[self.form(name)], *shape)
-
-    def close(self) -> None:
-        self._numbers.close()
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
+        outputs, inputs = shape
+        return array_of(random_panels(FORMS[self.form(name)], outputs, inputs))
 
 
 def layer_bytes(tensors: Tensors) -> float:

@@ -35,7 +35,7 @@ from flowspec.model.kernels import DTYPES, kernel_of
 from flowspec.model.passes import Layers
 from flowspec.model.pieces import angles_of, call_directly
 from flowspec.model.products import Product
-from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
+from flowspec.model.safetensors_file import ELEMENT_BYTES, WHOLE_BYTES, SafetensorsTensors
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
@@ -204,18 +204,16 @@ class AssistantHead:
             sources = tuple(_Source(target_config, target_family, layer).eval() for layer in layers)
         compute = DTYPES[ACTIVATIONS[dtype]]
         product = kernel_of(ACTIVATIONS[dtype], device).product
-        own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **LEVEL_BYTES})
+        own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **WHOLE_BYTES})
         _check_known(own, network, config, files.model)
         embedded = "model.embed_tokens.weight"
         fill(network, own, compute, device, renamed={"lm_head.weight": embedded} if embedded in own else {})
-        own.close()
         _check_ordering(network, files.model)
         tensors = target.tensors()
         prefix = target_family.root(tensors).prefix
         for source, layer in zip(sources, layers, strict=True):
             fill(source, tensors, compute, device, prefix=f"{prefix}layers.{layer}.")
         table = embedding_rows(target, tensors, compute)
-        tensors.close()
         return AssistantHead(
             config, target_config, family, network, (sources[0], sources[1]), table, layers, device, product
         )

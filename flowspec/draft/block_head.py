@@ -156,8 +156,6 @@ class BlockHead:
             table = rows_of(own, _EMBEDDING, (config.vocab_size, config.hidden_size), compute)
         else:
             table = embedding_rows(target, tensors, compute)
-        own.close()
-        tensors.close()
         return BlockHead(config, block, network, table, device, product)
 
     @property

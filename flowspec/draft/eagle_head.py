@@ -22,6 +22,7 @@ from flowspec.draft.eagle_config import HeadConfig, LayerForm, head_config
 from flowspec.draft.eagle_files import HeadTensors
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeCache
+from flowspec.model.bridge import tensor_of
 from flowspec.model.families import Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.kernels import DTYPES, kernel_of
@@ -294,7 +295,7 @@ def _fill(
         shape = tuple(network.get_parameter(name).shape)
         source = shared.get(name)
         if source is None or source not in loaded:
-            found = tensors.load(name, shape) if source is None else index.load(source, shape)
+            found = tensors.load(name, shape) if source is None else tensor_of(index.load(source, shape))
             if found.dtype not in _FLOATS:
                 raise InputError(
                     f"tensor {tensors.published(name)} of EAGLE head {tensors.model!r} is "
@@ -308,7 +309,6 @@ def _fill(
         setattr(network.get_submodule(owner), leaf, loaded[source or f"head {name}"])
     if network.is_tied:
         network.lm_head.weight = network.embed_tokens.weight
-    index.close()
 
 
 def _target_ids(config: HeadConfig, tensors: HeadTensors, device: torch.device) -> torch.Tensor | None:

@@ -4,16 +4,17 @@ of one layer, as which it is loaded (`mtp_head.py`)."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family, MtpLayout
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
-from flowspec.model.tensors import Tensors
-
-if TYPE_CHECKING:
-    import torch
+from flowspec.model.tensors import Panels, Tensors
 
 ENTRY = "entry"
 """The submodule of the layer that makes its input of a token and a feature."""
@@ -118,10 +119,10 @@ class MtpTensors(Tensors):
     def files_of(self, name: str) -> tuple[str, ...]:
         return self._raw.files_of(self._file(name))
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         return self._raw.load(self._file(name), shape)
 
-    def copy_into(self, name: str, part: torch.Tensor) -> None:
+    def copy_into(self, name: str, part: Numbers) -> None:
         self._raw.copy_into(self._file(name), part)
 
     def form(self, name: str) -> str:
@@ -133,11 +134,8 @@ class MtpTensors(Tensors):
     def packed_bytes(self, name: str) -> int:
         return self._raw.packed_bytes(self._file(name))
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         return self._raw.panels(self._file(name), shape)
 
-    def input_order(self, name: str) -> torch.Tensor | None:
+    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
         return self._raw.input_order(self._file(name))
-
-    def close(self) -> None:
-        self._raw.close()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from flowspec.errors import InputError
+from flowspec.model.bridge import read_into, tensor_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
@@ -47,9 +48,9 @@ def fill(
         kind = dtype if value.dtype.is_floating_point else value.dtype
         values = torch.empty(value.shape, dtype=kind, device=device)
         if others is not None and name in shared:
-            others.copy_into(shared[name], values)
+            read_into(others, shared[name], values)
         else:
-            own.copy_into(prefix + renamed.get(name, name), values)
+            read_into(own, prefix + renamed.get(name, name), values)
         path, _, leaf = name.rpartition(".")
         is_weight = isinstance(value, nn.Parameter)
         setattr(
@@ -69,5 +70,5 @@ def embedding_rows(target: ModelFiles, tensors: Tensors, dtype: torch.dtype) -> 
 def rows_of(tensors: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     """A table of which rows are to be taken: over the mapped file, which needs no memory, or where the file's
     numbers are wider, in `dtype`."""
-    table: torch.Tensor = tensors.load(name, shape)
+    table = tensor_of(tensors.load(name, shape))
     return table.to(dtype) if table.element_size() > dtype.itemsize else table

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.model.tensors import Tensors
 
 
 def tensor_of(array: Numbers) -> torch.Tensor:
@@ -34,3 +35,11 @@ def array_of(tensor: torch.Tensor) -> Numbers:
     if tensor.dtype == torch.bfloat16:
         return tensor.detach().view(torch.int16).numpy().view(np.uint16)
     return tensor.detach().numpy()
+
+
+def read_into(tensors: Tensors, name: str, part: torch.Tensor) -> None:
+    """`Tensors.copy_into`, wherever `part` is."""
+    own = part if part.device.type == "cpu" else torch.empty(part.shape, dtype=part.dtype)
+    tensors.copy_into(name, array_of(own))
+    if own is not part:
+        part.copy_(own)

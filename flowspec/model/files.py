@@ -24,12 +24,14 @@ from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
+from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_file
 from flowspec.model.imports import IMPORTING
 from flowspec.model.joined_experts import JoinedExperts, StackedExperts
 from flowspec.model.json_files import read_json
 from flowspec.model.layer_by_layer import LayerByLayer
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
+from flowspec.model.prequantised.tensors import PrequantisedTensors
 from flowspec.model.safetensors_file import (
     ELEMENT_BYTES,
     LEVEL_BYTES,
@@ -284,9 +286,8 @@ class ModelFiles:
 
     def tensors(self) -> Tensors:
         if self.gguf is not None:
-            from flowspec.model.gguf.tensors import GgufTensors
-
-            return GgufTensors.of_file(self.gguf_file, self.config())
+            family = check_family(self.raw_config(), str(self.gguf))
+            return GgufTensors.of_file(self.gguf_file, spec_of(self.config()), family)
         return self.under_scheme(self._safetensors())
 
     def under_scheme(self, raw: Tensors) -> Tensors:
@@ -296,8 +297,6 @@ class ModelFiles:
         elif self.stacks_experts:
             raw = StackedExperts(self.model, raw, spec_of(self.config()).experts)
         if self.scheme is not None:
-            from flowspec.model.prequantised.tensors import PrequantisedTensors
-
             raw = PrequantisedTensors(self.model, self.scheme, raw)
         if self.has_layer_inputs:
             raw = LayerByLayer(self.model, raw, self.raw_config()["num_hidden_layers"])

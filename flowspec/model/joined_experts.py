@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.tensors import PartsOfTensors, Tensors
 
 _JOINED = re.compile(r"(.+\.experts\.)(gate_up|down)_proj(|_bias|_blocks|_scales)")
@@ -69,12 +69,12 @@ class JoinedExperts(PartsOfTensors[_Place]):
             return outputs, whole[2] * whole[3]
         return outputs, *whole[2:]
 
-    def _part(self, place: _Place, whole: Any) -> Any:
+    def _part(self, place: _Place, whole: Numbers) -> Numbers:
         part = whole[place.expert]
         if place.suffix == _NUMBERS:
             part = part.T
         part = part[place.first :: place.step]
-        return part.flatten(1) if place.suffix == _BLOCKS else part
+        return part.reshape(len(part), -1) if place.suffix == _BLOCKS else part
 
 
 _STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(|_scale_inv)")
@@ -112,5 +112,5 @@ class StackedExperts(PartsOfTensors[_Expert]):
             )
         return whole[1:]
 
-    def _part(self, place: _Expert, whole: Any) -> Any:
+    def _part(self, place: _Expert, whole: Numbers) -> Numbers:
         return whole[place.expert]

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from flowspec.errors import InputError
-from flowspec.model.tensors import ROUNDED_ANEW, PartsOfTensors, Tensors, check_shape
-
-if TYPE_CHECKING:
-    import torch
+from flowspec.model.arithmetic.arrays import Array, Numbers, fill, in_room, namespace
+from flowspec.model.arithmetic.levels import as_q8_0
+from flowspec.model.arithmetic.packed import FORMS, packed
+from flowspec.model.tensors import ROUNDED_ANEW, Panels, PartsOfTensors, Tensors, check_shape
 
 LAYER_INPUT = "layer_input"
 """The submodule of a layer."""
@@ -47,17 +48,15 @@ def whole_name(name: str) -> str:
     return name if found is None else f"{found['root']}{_WHOLE[found['part']]}.weight"
 
 
-def together(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def together(weights: Mapping[str, Array]) -> dict[str, Array]:
     """A checkpoint's tensors where `weights` has parts of some, layer after layer; what is no part stays."""
-    import torch
-
-    parts: dict[str, list[torch.Tensor]] = {}
+    parts: dict[str, list[Array]] = {}
     for name, part in weights.items():
         parts.setdefault(whole_name(name), []).append(part)
     found = {}
     for name, own in parts.items():
         axis = _AXES.get(name.removesuffix(".weight").rpartition(".")[2])
-        found[name] = own[0] if axis is None else torch.cat(own, dim=axis)
+        found[name] = own[0] if axis is None else namespace(own[0]).concatenate(own, axis)
     return found
 
 
@@ -89,9 +88,9 @@ class LayerByLayer(PartsOfTensors[_Place]):
             shape[axis] //= self._layers
         return tuple(shape)
 
-    def _part(self, place: _Place, whole: Any) -> Any:
+    def _part(self, place: _Place, whole: Numbers) -> Numbers:
         axis = self._axis(place.tensor)
-        return whole if axis is None else whole.chunk(self._layers, dim=axis)[place.layer]
+        return whole if axis is None else np.split(whole, self._layers, axis)[place.layer]
 
     def form(self, name: str) -> str:
         """Of a layer's projection where the checkpoint is quantised: it is rounded anew, whatever is there. A
@@ -108,27 +107,22 @@ class LayerByLayer(PartsOfTensors[_Place]):
     def packed_bytes(self, name: str) -> int:
         if self._places.get(name) is None:
             return super().packed_bytes(name)
-        from flowspec.model.arithmetic.packed import FORMS
-
         outputs, inputs = self.shape(name)
         return FORMS[ROUNDED_ANEW].panel_bytes(inputs, outputs)
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         if self._places.get(name) is None:
             return super().panels(name, shape)
-        from flowspec.model.arithmetic.operations import as_q8_0
-        from flowspec.model.arithmetic.packed import FORMS, packed
+        return in_room(packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shape))))
 
-        return packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shape).float()))
-
-    def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
+    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
         """Of tables a block of rows after another: layers lie side by side in each row, and a whole table may
         be larger than memory. The map of a block is dropped before the next."""
         tables = {name: part for name, part in parts.items() if name.endswith(TABLE)}
         super().copy_together({name: part for name, part in parts.items() if name not in tables})
         for name, part in tables.items():
-            check_shape(name, self._model, tuple(part.shape), self.shape(name))
-        by_tensor: dict[str, list[tuple[int, torch.Tensor]]] = {}
+            check_shape(name, self._model, part.shape, self.shape(name))
+        by_tensor: dict[str, list[tuple[int, Numbers]]] = {}
         for name, part in tables.items():
             place = self._places[name]
             assert place is not None, "a table's name is one of ours"
@@ -137,11 +131,10 @@ class LayerByLayer(PartsOfTensors[_Place]):
             shape = self._raw.shape(tensor)
             for first in range(0, shape[0], TABLE_ROWS):
                 rows = slice(first, first + TABLE_ROWS)
-                block = self._raw.load(tensor, shape)[rows].chunk(self._layers, dim=1)
+                block = np.split(self._raw.load(tensor, shape)[rows], self._layers, 1)
                 for layer, part in columns:
-                    part[rows].copy_(block[layer])
+                    fill(part[rows], block[layer])
                 del block
-                self._raw.close()
 
     def _axis(self, tensor: str) -> int | None:
         """As in `_AXES`."""

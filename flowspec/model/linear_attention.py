@@ -27,9 +27,6 @@ import torch
 from flowspec.model.arithmetic import plain
 from flowspec.model.attention import BASE, NEAR, TreeCache, TreeRows
 
-STORED_FADING = "linear_attn.A"
-"""What a checkpoint's tensor of a layer is called here that holds -e^A_log in the place of A_log."""
-
 
 def state_shape(config: Any) -> tuple[int, int, int]:
     """Of one layer's state: heads, and the widths of a key and of a value."""

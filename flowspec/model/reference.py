@@ -22,16 +22,16 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
 from flowspec.core.text_before import TextBefore
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
+from flowspec.model.bridge import tensor_of
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import gemma4
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
-from flowspec.model.gguf.names import parts_of
+from flowspec.model.gguf.names import STORED_FADING, parts_of
 from flowspec.model.imports import IMPORTING
 from flowspec.model.kernels import CACHE_DTYPES, DTYPES
 from flowspec.model.layer_by_layer import together, whole_name
-from flowspec.model.linear_attention import STORED_FADING
 from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.quantised import LINEARS, QuantisedLinear
 from flowspec.model.sampler import F32, Sampler
@@ -149,7 +149,7 @@ class Reference:
 
     def _rounded_anew(self, name: str) -> torch.Tensor:
         rows, columns = shape = self._tensors.shape(name)
-        panels = self._tensors.panels(name, shape)
+        panels = tensor_of(self._tensors.panels(name, shape))
         return numbers_of(FORMS[self._tensors.form(name)], panels)[:rows, :columns]
 
     def _round_matrices(self, kind: type[QuantisedLinear], held: torch.dtype) -> None:
@@ -357,7 +357,9 @@ def _unpacked_model(files: ModelFiles, **options: Any) -> Any:
     else:
         own = files.tensors()
         names = plain_names(FAMILIES[config.model_type], own)
-        weights = joined(empty, {ours: own.load(name, own.shape(name)) for name, ours in names.items()})
+        weights = joined(
+            empty, {ours: tensor_of(own.load(name, own.shape(name))) for name, ours in names.items()}
+        )
         for name in [name for name in weights if name.endswith(STORED_FADING)]:
             weights[f"{name}_log"] = (-weights.pop(name)).double().log().float()
     # Not `gguf_file=`, which wants the accelerate package, does the same, and takes a config with less in it.

@@ -4,21 +4,33 @@ memory map."""
 from __future__ import annotations
 
 import json
+import math
+import mmap
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.model.arithmetic.arrays import F32, Numbers
 from flowspec.model.damage import instead
 from flowspec.model.tensors import Extent, Tensors, check_shape
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 """Of the dtypes that are loaded, by the names that these files have for them."""
-LEVEL_BYTES = {"I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
+WHOLE_BYTES = {"I64": 8, "I32": 4, "I8": 1, "U8": 1}
+FLOATS8 = "F8_E4M3"
+LEVEL_BYTES = {**WHOLE_BYTES, FLOATS8: 1}
 """Of those that quantised checkpoints have beside them."""
-MAPPED_BYTES_MAX = 32 << 20
+DTYPES: Mapping[str, npt.DTypeLike] = {
+    **{"F64": np.float64, "F32": np.float32, "BF16": np.uint16, "F16": np.float16, "BOOL": np.bool_},
+    **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, FLOATS8: np.uint8},
+}
+"""As numpy has them; of bfloat16, and of floats of 8 bits, their bits."""
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -58,7 +70,7 @@ def read_header(path: Path) -> dict[str, Any]:
 def written_extents(path: Path) -> list[Extent]:
     """Where each tensor lies, of whatever dtype; raises `InputError`."""
     header = read_header(path)
-    data = path.stat().st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    data = _data_offset(path, header)
     return [
         Extent(
             path=path,
@@ -70,6 +82,62 @@ def written_extents(path: Path) -> list[Extent]:
         for entry in header.values()
         if type(entry["data_offsets"][0]) is int and entry["data_offsets"][0] >= 0
     ]
+
+
+def _data_offset(path: Path, header: dict[str, Any]) -> int:
+    """Where the data begin: the header's check made sure that they end where the file does."""
+    return path.stat().st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
+
+
+def mapped(extent: Extent) -> npt.NDArray[Any]:
+    """The numbers of a tensor, over the memory-mapped file: read-only, of `DTYPES`. Raises `OSError` or
+    `ValueError` where the file is not there any more, or shorter.
+
+    What was read of them counts as this process's memory for as long as the array is there.
+    """
+    dtype = np.dtype(DTYPES[extent.dtype])
+    if not extent.size_bytes:
+        return np.empty(extent.shape, dtype)
+    before = extent.offset % mmap.ALLOCATIONGRANULARITY
+    with extent.path.open("rb") as file:
+        pages = mmap.mmap(
+            file.fileno(),
+            before + extent.size_bytes,
+            access=mmap.ACCESS_READ,
+            offset=extent.offset - before,
+        )
+    numbers = np.frombuffer(pages, np.uint8, extent.size_bytes, before)
+    if extent.offset % dtype.itemsize:
+        numbers = numbers.copy()  # such numbers lie across words
+    return numbers.view(dtype).reshape(extent.shape)
+
+
+def level_type(dtype: str) -> str:
+    """The dtype where it is one of levels; else empty."""
+    return dtype if dtype in LEVEL_BYTES else ""
+
+
+def load_mapped(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """All tensors of a file that FlowSpec wrote, by name, as `mapped`."""
+    return {
+        name: mapped(extent) for name, extent in zip(read_header(path), written_extents(path), strict=True)
+    }
+
+
+def floats8(bits: npt.NDArray[np.uint8]) -> F32:
+    """The numbers that floats of 8 bits (E4M3, without infinite ones) are."""
+    return _FLOATS8[bits]
+
+
+def _table8() -> F32:
+    exponents, fractions = np.divmod(np.arange(128), 8)
+    smallest = 2.0**-9
+    found = np.where(exponents > 0, (8 + fractions) * smallest * 2.0 ** (exponents - 1), fractions * smallest)
+    found[127] = np.nan
+    return np.concatenate([found, -found]).astype(np.float32)
+
+
+_FLOATS8 = _table8()
 
 
 def _is_shape(value: Any) -> bool:
@@ -95,9 +163,8 @@ class SafetensorsTensors(Tensors):
         self._element_bytes = element_bytes
         self._file_of = file_of
         self._path = path
-        self._headers: dict[str, dict[str, Any]] = {}
-        self._open: dict[str, Any] = {}
-        self._mapped_bytes = 0
+        self._opened: dict[str, tuple[Path, int, dict[str, Any]]] = {}
+        """Of each file its path, where its data begin, and its header."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -106,65 +173,52 @@ class SafetensorsTensors(Tensors):
         return iter(self._file_of)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._entry(name)["shape"])
+        return tuple(self._entry(name)[2]["shape"])
 
     def extent(self, name: str) -> Extent:
         """Where the tensor lies as raw bytes, little-endian and row-major. Raises `InputError` for a header
         that contradicts itself."""
-        entry = self._entry(name)
-        file = self._file_of[name]
-        path = self._path(file)
-        ends = [other["data_offsets"][1] for other in self._headers[file].values()]
+        path, data, entry = self._entry(name)
         begin, end = entry["data_offsets"][:2]
-        size_bytes = self.element_count(name) * self._element_bytes[entry["dtype"]]
+        size_bytes = math.prod(entry["shape"]) * self._element_bytes[entry["dtype"]]
         if type(begin) is not int or begin < 0 or end - begin != size_bytes:
             raise InputError(
                 f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets "
                 f"{entry['data_offsets']}"
             )
-        # The header's check made sure that the data end where the file does.
         return Extent(
             path=path,
-            offset=path.stat().st_size - max(ends) + begin,
+            offset=data + begin,
             size_bytes=size_bytes,
             dtype=entry["dtype"],
             shape=tuple(entry["shape"]),
         )
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        """Over the memory-mapped file.
-
-        Maps are dropped every so often: pages of a file that were read count as this process's memory until
-        then.
-        """
-        from safetensors import SafetensorError, safe_open
-
-        entry, file = self._entry(name), self._file_of[name]
-        check_shape(name, self._model, shape, entry["shape"])
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+        """Over the memory-mapped file, as `mapped`."""
+        check_shape(name, self._model, shape, self.shape(name))
         try:
-            if self._mapped_bytes > MAPPED_BYTES_MAX:
-                self.close()
-            self._mapped_bytes += self.element_count(name) * self._element_bytes[entry["dtype"]]
-            if file not in self._open:
-                self._open[file] = safe_open(self._path(file), framework="pt")
-            return self._open[file].get_tensor(name)
-        except SafetensorError as error:
+            return mapped(self.extent(name))
+        except (OSError, ValueError) as error:
             raise InputError(f"cannot read {name} of {self._model!r}: {first_line(error)}") from None
 
-    def close(self) -> None:
-        self._open.clear()
-        self._mapped_bytes = 0
+    def level_type(self, name: str) -> str:
+        return level_type(self._entry(name)[2]["dtype"])
 
-    def _entry(self, name: str) -> dict[str, Any]:
+    def _entry(self, name: str) -> tuple[Path, int, dict[str, Any]]:
+        """The path of a tensor's file, where its data begin, and what its header says of the tensor."""
         if name not in self._file_of:
             raise InputError(
                 f"model {self._model!r} has no tensor {name}; the folder may be incomplete or of "
                 "another family"
             )
         file = self._file_of[name]
-        if file not in self._headers:
-            self._headers[file] = read_header(self._path(file))
-        entry = self._headers[file].get(name)
+        if file not in self._opened:
+            path = self._path(file)
+            header = read_header(path)
+            self._opened[file] = path, _data_offset(path, header), header
+        path, data, header = self._opened[file]
+        entry = header.get(name)
         if entry is None:
             raise InputError(
                 f"{file} of {self._model!r} should hold {name} by its index, but does not; copy it again"
@@ -174,4 +228,4 @@ class SafetensorsTensors(Tensors):
                 f"tensor {name} of {self._model!r} is {entry['dtype']}; expected one of "
                 f"{', '.join(self._element_bytes)}"
             )
-        return dict(entry)
+        return path, data, entry

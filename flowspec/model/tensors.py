@@ -7,17 +7,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.errors import InputError
-
-if TYPE_CHECKING:
-    import torch
-
+from flowspec.model.arithmetic.arrays import Numbers, fill
 
 ROUNDED_ANEW = "Q8_0"
 """The form of a matrix that has none of its own, among others that are packed: numbers in 16 bits or more,
 floats of 8 bits, groups in no order."""
+Panels = npt.NDArray[np.uint8]
+"""`[panels, units, unit_bytes]`, as `arithmetic.packed` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +41,7 @@ class Extents(Protocol):
 class Tensors(ABC):
     """Shapes and sizes of a model's tensors, and the tensors themselves, one at a time.
 
-    Names are those that transformers has for them.
+    Names are those that transformers has for them. Numbers are numpy's, and bfloat16 are their bits, uint16.
     """
 
     @abstractmethod
@@ -60,15 +62,19 @@ class Tensors(ABC):
         return (name,)
 
     @abstractmethod
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        """A torch tensor, to be copied before the next call. Raises `InputError` where it has another
-        shape."""
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+        """A tensor, to be read only. Raises `InputError` where it has another shape."""
 
-    def copy_into(self, name: str, part: torch.Tensor) -> None:
+    def level_type(self, name: str) -> str:
+        """What files call the dtype of a tensor of levels, which are no numbers without their scales; else
+        empty."""
+        return ""
+
+    def copy_into(self, name: str, part: Numbers) -> None:
         """Copies a tensor into `part`, in its dtype. Checks the shape."""
-        part.copy_(self.load(name, tuple(part.shape)))
+        fill(part, self.load(name, part.shape))
 
-    def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
+    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
         """`copy_into` of several, by name; what the files have of them in turns is read once."""
         for name, part in parts.items():
             self.copy_into(name, part)
@@ -86,22 +92,18 @@ class Tensors(ABC):
         """What a matrix that has a `form` takes so packed."""
         raise NotImplementedError
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
-        """A matrix that has a `form`, as it is packed: a torch tensor of panels. Raises `InputError` where it
-        has another shape."""
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
+        """A matrix that has a `form`, as it is packed: panels. Raises `InputError` where it has another
+        shape."""
         raise NotImplementedError
 
-    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Panels]:
         """`panels` of several, by name; what the files have of them in turns is read once."""
         return {name: self.panels(name, shape) for name, shape in shapes.items()}
 
-    def input_order(self, name: str) -> torch.Tensor | None:
+    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
         """Which of a matrix's inputs each one of its `panels` is, int64 `[in]`; None: they are the same."""
         return None
-
-    @abstractmethod
-    def close(self) -> None:
-        """Lets go of what was opened to read; what is read later is opened again."""
 
 
 class Place(Protocol):
@@ -148,7 +150,7 @@ class PartsOfTensors(PlacedTensors[PlaceT]):
         place = self._places.get(name)
         return self._raw.shape(name) if place is None else self._shape_of(place)
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         check_shape(name, self._model, shape, self.shape(name))
         place = self._places.get(name)
         if place is None:
@@ -160,10 +162,14 @@ class PartsOfTensors(PlacedTensors[PlaceT]):
         """Of a part; raises `InputError` where the whole cannot have it."""
 
     @abstractmethod
-    def _part(self, place: PlaceT, whole: Any) -> Any:
-        """Of the whole tensor, as a torch tensor."""
+    def _part(self, place: PlaceT, whole: Numbers) -> Numbers:
+        """Of the whole tensor."""
 
-    def copy_into(self, name: str, part: torch.Tensor) -> None:
+    def level_type(self, name: str) -> str:
+        place = self._places.get(name)
+        return self._raw.level_type(name if place is None else place.tensor)
+
+    def copy_into(self, name: str, part: Numbers) -> None:
         if self._places.get(name) is None:
             self._raw.copy_into(name, part)
         else:
@@ -178,14 +184,11 @@ class PartsOfTensors(PlacedTensors[PlaceT]):
     def packed_bytes(self, name: str) -> int:
         return self._raw.packed_bytes(name)
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         return self._raw.panels(name, shape)
 
-    def input_order(self, name: str) -> torch.Tensor | None:
+    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
         return self._raw.input_order(name)
-
-    def close(self) -> None:
-        self._raw.close()
 
 
 def check_shape(

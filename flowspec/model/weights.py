@@ -17,12 +17,15 @@ import torch
 from torch import nn
 
 from flowspec.errors import InputError
+from flowspec.model import rounding
+from flowspec.model.bridge import array_of, read_into, tensor_of
 from flowspec.model.experts import pack_experts, stay_packed_experts
 from flowspec.model.families import Family
+from flowspec.model.gguf.names import STORED_FADING
 from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
 from flowspec.model.kernels import Packing
 from flowspec.model.layer_by_layer import TABLE
-from flowspec.model.linear_attention import STORED_FADING, take_stored_fading
+from flowspec.model.linear_attention import take_stored_fading
 from flowspec.model.pieces import KeptModules, Pieces
 from flowspec.model.quantised import QuantisedLinear, Rounded, pack
 from flowspec.model.spec import spec_of
@@ -109,10 +112,10 @@ class SliceWeights:
 class RoundedStore(Protocol):
     """Keeps rounded matrices from one load to the next."""
 
-    def find(self, weight: Weight) -> Rounded | None:
+    def find(self, weight: Weight) -> rounding.Rounded | None:
         """What `keep` was given for a parameter of the same content, unchanged."""
 
-    def keep(self, weight: Weight, rounded: Rounded) -> None:
+    def keep(self, weight: Weight, rounded: rounding.Rounded) -> None:
         """Keeps it if there is room."""
 
 
@@ -181,23 +184,21 @@ def fill(
     count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
     done = 0
 
-    def read(weight: Weight) -> torch.Tensor:
+    def read(weight: Weight, device: torch.device = device) -> torch.Tensor:
         values = torch.empty(
             weight.shape, dtype=weight.dtype(dtype), device=device
         )  # aligned, unlike the file's
         for number, source in enumerate(weight.sources, done + 1):
-            tensors.copy_into(source.tensor, values[source.part])
+            read_into(tensors, source.tensor, values[source.part])
             progress(number / count)
         return values
 
     loaded: dict[tuple[str, ...], nn.Parameter] = {}
     tables = [weight for weight in weights.plain if weight.tensors[0].endswith(TABLE)]
-    values = {
-        weight.tensors[0]: torch.empty(weight.shape, dtype=weight.dtype(dtype), device=device)
-        for weight in tables
-    }
-    tensors.copy_together(values)
-    loaded |= {(name,): nn.Parameter(value, requires_grad=False) for name, value in values.items()}
+    values = {weight.tensors[0]: torch.empty(weight.shape, dtype=weight.dtype(dtype)) for weight in tables}
+    tensors.copy_together({name: array_of(value) for name, value in values.items()})
+    for name, value in values.items():
+        loaded[(name,)] = nn.Parameter(value.to(device), requires_grad=False)
     for weight in weights.plain:
         if weight.tensors not in loaded:
             loaded[weight.tensors] = nn.Parameter(read(weight), requires_grad=False)
@@ -208,7 +209,7 @@ def fill(
     tables = [weight for weight in weights.packed if weight.tensors[0].endswith(TABLE)]
     panels = tensors.panels_together({weight.tensors[0]: tuple(weight.shape) for weight in tables})
     for name in list(panels):
-        part = panels.pop(name).to(device)
+        part = tensor_of(panels.pop(name)).to(device)
         parts[(name,)] = (Part(tensors.form(name), part, tensors.shape(name)[0]),)
     for weight in weights.packed:
         assert packing is not None, "nothing is packed otherwise"
@@ -216,16 +217,18 @@ def fill(
             if weight.tensors not in parts:  # two that are tied share theirs
                 parts[weight.tensors] = _parts(weight, tensors, device)
             order = tensors.input_order(weight.tensors[0])
-            _give_parts(weight, parts[weight.tensors], packing, dtype, order)
+            given = None if order is None else tensor_of(order)
+            _give_parts(weight, parts[weight.tensors], packing, dtype, given)
         else:
             rounded = None if store is None else store.find(weight)
             if rounded is None:
-                rounded = packing.rounded(read(weight).flatten(0, -2))
+                values_here = read(weight, torch.device("cpu")).flatten(0, -2)
+                rounded = packing.rounding.round(array_of(values_here))
                 if store is not None:
                     store.keep(weight, rounded)
-            _give_rounded(weight, {name: part.to(device) for name, part in rounded.items()}, packing)
+            there = {name: tensor_of(part).to(device) for name, part in rounded.items()}
+            _give_rounded(weight, there, packing)
         progress((done := done + len(weight.sources)) / count)
-    tensors.close()
 
 
 def _parts(weight: Weight, tensors: Tensors, device: torch.device) -> tuple[Part, ...]:
@@ -233,7 +236,7 @@ def _parts(weight: Weight, tensors: Tensors, device: torch.device) -> tuple[Part
     found = []
     for source in weight.sources:
         shape = weight.part_shape(source)
-        panels = tensors.panels(source.tensor, shape).to(device)
+        panels = tensor_of(tensors.panels(source.tensor, tuple(shape))).to(device)
         found.append(Part(tensors.form(source.tensor), panels, shape[0]))
     return tuple(found)
 

@@ -1,15 +1,35 @@
-"""Numbers in numpy are converted and rounded as torch does it."""
+"""Numbers in numpy are converted and rounded as torch does it; whatever reads weights needs no torch."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from flowspec.model import rounding
+from flowspec.model.arithmetic import build, levels
 from flowspec.model.arithmetic.arrays import DTYPES, Numbers, fill, narrowed, room, widened
 from flowspec.model.bridge import array_of, tensor_of
 from flowspec.model.rounding import ROUNDINGS
+from flowspec.model.safetensors_file import floats8, load_mapped
+
+FREE = (
+    *("files", "tensors", "safetensors_file", "joined_experts", "layer_by_layer", "pickled_file", "rounding"),
+    *("gguf.tensors", "gguf.config", "gguf.blocks", "prequantised.tensors", "arithmetic.levels"),
+)
+FREE_OF_WEIGHTS = ("checked", "content", "digests", "offer", "receive", "rounded", "store", "stored")
+
+
+def test_whatever_reads_weights_needs_neither_torch_nor_transformers() -> None:
+    names = [f"flowspec.model.{name}" for name in FREE]
+    names += [f"flowspec.runtime.weights.{name}" for name in FREE_OF_WEIGHTS]
+    code = f"import sys, {', '.join(names)}; print(sorted({{'torch', 'transformers'}} & sys.modules.keys()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def every_half(low: int) -> np.ndarray:
@@ -38,6 +58,12 @@ def test_numbers_are_narrowed_and_widened_as_by_torch(dtype: str, low: int) -> N
         assert np.array_equal(part, found)
     nothing = narrowed(np.array(np.nan, np.float32), dtype)
     assert np.isnan(widened(nothing))
+
+
+def test_floats_of_8_bits_are_those_of_torch() -> None:
+    codes = np.arange(256, dtype=np.uint8)
+    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(floats8(codes), expected, equal_nan=True)
 
 
 def test_whole_numbers_stay_such_and_room_begins_with_a_line_of_the_cache() -> None:
@@ -76,3 +102,23 @@ def test_what_is_no_number_shows_in_its_group(precision: str) -> None:
     assert np.isfinite(found[[0, 3]]).all()
     assert np.isnan(found[1]).any()
     assert np.isnan(found[2]).any()
+
+
+@pytest.mark.arm
+def test_levels_of_the_library_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.random.default_rng(1).normal(size=(37, 100)).astype(np.float32)
+    numbers[2] = 0
+    found = levels.as_q8_0(numbers)
+    monkeypatch.setattr(build, "_allowed", None)
+    expected = levels.as_q8_0(narrowed(numbers, "float32"))
+    assert np.array_equal(found.levels, expected.levels)
+    assert np.array_equal(found.scales, expected.scales)
+
+
+def test_tensors_over_a_mapped_file_outlive_it(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, tmp_path / "a.safetensors")
+    found = tensor_of(load_mapped(tmp_path / "a.safetensors")["a"])
+    (tmp_path / "a.safetensors").unlink()
+    assert found.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

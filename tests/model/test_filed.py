@@ -56,7 +56,7 @@ def rows_of(kind: str, outputs: int, units: int, seed: int) -> np.ndarray:
 def layer_of(kind: str, outputs: int, units: int, seed: int, linear: type[GgufLinear]) -> nn.Linear:
     inputs = units * FORMS[kind].unit
     found = nn.Linear(inputs, outputs, bias=False, device="meta")
-    panels = panels_of(kind, torch.from_numpy(rows_of(kind, outputs, units, seed)), inputs)
+    panels = torch.from_numpy(panels_of(kind, rows_of(kind, outputs, units, seed), inputs))
     stay_packed(found, (Part(kind, panels, outputs),), linear, torch.bfloat16)
     return found
 
@@ -74,13 +74,13 @@ def test_panels_hold_the_files_weights_in_as_many_bytes(
     kind: str, outputs: int, units: int, seed: int
 ) -> None:
     form, rows = FORMS[kind], rows_of(kind, outputs, units, seed)
-    panels = panels_of(kind, torch.from_numpy(rows), units * form.unit)
-    assert panels.numel() * outputs == rows.nbytes * -(-outputs // 16) * 16
-    assert panels.numel() == form.panel_bytes(units * form.unit, outputs)
-    ids = torch.from_numpy(np.random.default_rng(seed).integers(0, outputs, 9))
+    panels = panels_of(kind, rows, units * form.unit)
+    assert panels.size * outputs == rows.nbytes * -(-outputs // 16) * 16
+    assert panels.size == form.panel_bytes(units * form.unit, outputs)
+    ids = np.random.default_rng(seed).integers(0, outputs, 9)
     found = plain.packed_rows(form, panels, ids)
-    assert np.array_equal(found.numpy(), dequantize(rows, Kind[kind])[ids.numpy()])
-    assert torch.equal(packed(form, unpacked(form, panels)), panels)
+    assert np.array_equal(found, dequantize(rows, Kind[kind])[ids])
+    assert np.array_equal(packed(form, unpacked(form, panels)), panels)
 
 
 @pytest.mark.arm

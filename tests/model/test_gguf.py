@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM
 from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.operations import packed_rows
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf import tensors as gguf_tensors
@@ -89,7 +88,7 @@ def test_every_type_is_unpacked_as_transformers_does(
     tensors = files.tensors()
     assert set(tensors) == set(plain)
     for name, expected in plain.items():
-        assert torch.equal(tensors.load(name, tuple(expected.shape)), expected), name
+        assert np.array_equal(tensors.load(name, tuple(expected.shape)), expected), name
     reference = Reference(files, "float32")
     assert all(torch.equal(values, plain[name]) for name, values in reference._model.state_dict().items())
 
@@ -125,7 +124,7 @@ def test_a_file_in_parts_is_the_model_in_one(llama: Path, tmp_path: Path) -> Non
     one, other = whole.tensors(), files.tensors()
     assert set(one) == set(other)
     assert all(
-        torch.equal(one.load(name, one.shape(name)), other.load(name, one.shape(name))) for name in one
+        np.array_equal(one.load(name, one.shape(name)), other.load(name, one.shape(name))) for name in one
     )
     fingerprint = files.fingerprint()
     last = first.with_name(names[-1])
@@ -297,21 +296,21 @@ def test_a_table_of_all_layers_is_gone_through_once_for_all_of_them(
     tensors, table = files.tensors(), files.gguf_file.tensors["per_layer_token_embd.weight"]
     names = [f"model.layers.{layer}.layer_input.table.weight" for layer in (1, 2, 5)]
     rows, width = shape = tensors.shape(names[0])
-    whole = torch.from_numpy(table.unpack(np.array(table.packed())))
-    expected = {name: whole.chunk(6, dim=1)[layer] for name, layer in zip(names, (1, 2, 5), strict=True)}
+    parts = np.split(table.unpack(np.array(table.packed())), 6, 1)
+    expected = {name: parts[layer] for name, layer in zip(names, (1, 2, 5), strict=True)}
     monkeypatch.setattr(gguf_tensors, "BLOCK_NUMBERS", 64 * width)
     maps: list[str] = []
     packed = GgufTensor.packed
     monkeypatch.setattr(GgufTensor, "packed", lambda tensor: (maps.append(tensor.name), packed(tensor))[1])
-    found = {name: torch.empty(shape) for name in names}
+    found = {name: np.empty(shape, np.float32) for name in names}
     tensors.copy_together(found)
     assert maps == [table.name] * -(-rows // 64)
-    assert all(torch.equal(found[name], expected[name]) for name in names)
+    assert all(np.array_equal(found[name], expected[name]) for name in names)
     maps.clear()
     panels = tensors.panels_together(dict.fromkeys(names, shape))
     assert maps == [table.name] * -(-rows // 64)
     for name in names:
-        assert torch.equal(packed_rows(FORMS["Q8_0"], panels[name], torch.arange(rows)), expected[name])
+        assert np.array_equal(plain.packed_rows(FORMS["Q8_0"], panels[name], np.arange(rows)), expected[name])
 
 
 def test_tokens_that_a_file_forbids_are_suppressed(llama: Path, tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, 
 from flowspec.core.stage.events import RunLayers
 from flowspec.errors import InputError
 from flowspec.model import layer_by_layer
+from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.model.bridge import tensor_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.pieces import KeptModules, Span
 from flowspec.model.slice import Slice
@@ -79,7 +81,7 @@ def test_what_all_layers_have_in_one_tensor_has_names_of_each(tmp_path: Path) ->
         ("projection", projection, raw[projection][60:72]),
         ("norm", f"{root}per_layer_projection_norm.weight", raw[f"{root}per_layer_projection_norm.weight"]),
     ):
-        assert torch.equal(found.load(f"{own}{name}.weight", tuple(expected.shape)), expected)
+        assert torch.equal(tensor_of(found.load(f"{own}{name}.weight", tuple(expected.shape))), expected)
         assert found.files_of(f"{own}{name}.weight") == (source,)
         assert files.weight_map()[f"{own}{name}.weight"] == "model.safetensors"
     rewrite(folder, lambda tensors: tensors.update({table: tensors[table][:, :-1].contiguous()}))
@@ -223,7 +225,7 @@ def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     copy = Tensors.copy_into
 
-    def copy_into(self: Tensors, name: str, part: torch.Tensor) -> None:
+    def copy_into(self: Tensors, name: str, part: Numbers) -> None:
         names.append(name)
         copy(self, name, part)
 

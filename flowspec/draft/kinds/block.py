@@ -52,7 +52,6 @@ class Block(FileKind):
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
         shape, tensors = shape_of(spec_of(self.files.config()), self.name), self.files.tensors()
         extra = sum(math.prod(tensors.shape(name)) for name in _BESIDE_LAYERS if name in tensors)
-        tensors.close()
         return self.of_shape(replace(shape, extra_params=extra), target)
 
 

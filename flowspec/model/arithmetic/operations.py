@@ -10,13 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from flowspec.model.arithmetic import compiled, compiled_cuda, compiled_torch, plain
 from flowspec.model.arithmetic.compiled_cuda import POSITIONS_MAX, WIDTH_MAX
 from flowspec.model.arithmetic.delta import DeltaRows
 from flowspec.model.arithmetic.norms import Norm
-from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
+from flowspec.model.arithmetic.packed import Form
 
 
 def norm(x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
@@ -110,16 +109,6 @@ def levels(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     library = _cpu_library(x)
     wide = x.float().contiguous()
     return plain.levels(wide) if library is None else library.levels(wide)
-
-
-def as_q8_0(numbers: torch.Tensor) -> Levels:
-    """A float32 matrix `[out, in]` rounded to the form Q8_0, group by group."""
-    found, steps = levels(numbers)
-    filled = F.pad(found, (0, -found.shape[1] % GROUP))
-    offset = FORMS["Q8_0"].offset
-    return Levels(
-        levels=(filled.short() + offset).to(torch.uint8).view(len(found), -1, GROUP), scales=steps.half()
-    )
 
 
 def store(

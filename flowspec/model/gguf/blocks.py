@@ -7,36 +7,38 @@ The layouts are those of ggml's `block_q4_0`, `block_q4_K` and so on, as the ggu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Levels, packed
 
-Blocks = torch.Tensor
-"""uint8 `[out, units, bytes of a block]`."""
+Octets = npt.NDArray[np.uint8]
+Blocks = Octets
+"""`[out, units, bytes of a block]`."""
 
 
-def panels_of(kind: str, rows: torch.Tensor, inputs: int) -> torch.Tensor:
-    """Panels of a matrix of ggml's type `kind`, one of `FORMS`, from its rows in the file, uint8 `[out, bytes
-    of a row]`."""
+def panels_of(kind: str, rows: Octets, inputs: int) -> Octets:
+    """Panels of a matrix of ggml's type `kind`, one of `FORMS`, from its rows in the file, `[out, bytes of a
+    row]`."""
     form = FORMS[kind]
-    return packed(form, _READ[kind](rows.view(len(rows), inputs // form.unit, -1)))
+    return packed(form, _READ[kind](rows.reshape(len(rows), inputs // form.unit, -1)))
 
 
-def _halves(blocks: Blocks, at: int) -> torch.Tensor:
+def _halves(blocks: Blocks, at: int) -> npt.NDArray[np.float16]:
     """A float16 of each block, `[out, units]`."""
-    return blocks[..., at : at + 2].contiguous().view(torch.float16)[..., 0]
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
 
 
-def _nibbles(blocks: Blocks) -> torch.Tensor:
+def _nibbles(blocks: Blocks) -> Octets:
     """Levels of four bits of 32 inputs, `[out, groups, 32]`: low halves of 16 bytes, then high ones."""
-    return torch.cat([blocks & 15, blocks >> 4], dim=2)
+    return np.concatenate([blocks & 15, blocks >> 4], 2)
 
 
-def _bits(four: Blocks) -> torch.Tensor:
+def _bits(four: Blocks) -> Octets:
     """Each of the 32 bits of four bytes, `[out, groups, 32]`."""
-    places = torch.arange(8, dtype=torch.uint8)
-    return (four[..., None] >> places & 1).flatten(2)
+    return np.unpackbits(four, 2, bitorder="little")
 
 
 def _q4_0(blocks: Blocks) -> Levels:
@@ -62,31 +64,31 @@ def _q8_0(blocks: Blocks) -> Levels:
     return Levels(scales=_halves(blocks, 0), levels=blocks[..., 2:] ^ 128)
 
 
-def _six_bits(twelve: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+def _six_bits(twelve: Blocks) -> tuple[Octets, Octets]:
     """Scales and minimums of eight groups, each `[out, units, 8]`: the first four in the low bits of eight
     bytes, the others in four bytes' halves and what is above those bits."""
     first, second, third = twelve[..., :4], twelve[..., 4:8], twelve[..., 8:]
-    scales = torch.cat([first & 63, third & 15 | first >> 6 << 4], dim=2)
-    return scales, torch.cat([second & 63, third >> 4 | second >> 6 << 4], dim=2)
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], 2)
+    return scales, np.concatenate([second & 63, third >> 4 | second >> 6 << 4], 2)
 
 
-def _grouped(blocks: Blocks, levels: torch.Tensor) -> Levels:
+def _grouped(blocks: Blocks, levels: npt.NDArray[Any]) -> Levels:
     """Of Q4_K and Q5_K, which begin alike; levels `[out, units, 8, 32]`."""
-    scales, minimums = _six_bits(blocks[..., 4:16])
+    scales, minimums = (each.reshape(len(blocks), -1) for each in _six_bits(blocks[..., 4:16]))
     return Levels(
-        levels=levels.flatten(1, 2),
+        levels=levels.reshape(len(blocks), -1, GROUP),
         scales=_halves(blocks, 0),
         minimums=_halves(blocks, 2),
-        whole_scales=scales.flatten(1)[..., None],
-        whole_minimums=minimums.flatten(1),
+        whole_scales=scales[..., None],
+        whole_minimums=minimums,
     )
 
 
-def _pairs(blocks: Blocks) -> torch.Tensor:
+def _pairs(blocks: Blocks) -> Octets:
     """`[out, units, 8, 32]` from 128 bytes: a group in the low halves of 32 bytes, the next in the high
     ones."""
     chunks = blocks.reshape(*blocks.shape[:2], 4, GROUP)
-    return torch.stack([chunks & 15, chunks >> 4], dim=3).flatten(2, 3)
+    return np.stack([chunks & 15, chunks >> 4], 3).reshape(*blocks.shape[:2], 8, GROUP)
 
 
 def _q4_k(blocks: Blocks) -> Levels:
@@ -94,7 +96,7 @@ def _q4_k(blocks: Blocks) -> Levels:
 
 
 def _q5_k(blocks: Blocks) -> Levels:
-    places = torch.arange(8, dtype=torch.uint8)[:, None]
+    places = np.arange(8, dtype=np.uint8)[:, None]
     return _grouped(blocks, _pairs(blocks[..., 48:]) | (blocks[..., None, 16:48] >> places & 1) << 4)
 
 
@@ -102,12 +104,12 @@ def _q6_k(blocks: Blocks) -> Levels:
     """Of 128 inputs: four bits in 64 bytes, of the first half in the low halves; two bits in 32 bytes."""
     size = blocks.shape[:2]
     low, high = blocks[..., :128].reshape(*size, 2, 64), blocks[..., 128:192].reshape(*size, 2, 1, GROUP)
-    fours = torch.cat([low & 15, low >> 4], dim=3).view(*size, 2, 4, GROUP)
-    twos = high >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None] & 3
+    fours = np.concatenate([low & 15, low >> 4], 3).reshape(*size, 2, 4, GROUP)
+    twos = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     return Levels(
-        levels=(fours | twos << 4).flatten(1, 3),
+        levels=(fours | twos << 4).reshape(len(blocks), -1, GROUP),
         scales=_halves(blocks, 208),
-        whole_scales=blocks[..., 192:208].contiguous().view(torch.int8).view(len(blocks), -1, 2),
+        whole_scales=np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).reshape(len(blocks), -1, 2),
     )
 
 

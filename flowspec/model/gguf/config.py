@@ -1,9 +1,7 @@
 """A model's config from the metadata of its GGUF file.
 
-Names are translated by transformers' table. Transformers leaves out what the table lacks (position scaling,
-soft caps, windows, the width of heads and experts) and takes one checkpoint's values for it; here these are
-read, too, with llama.cpp's defaults, and a file that states anything else about the model's arithmetic is
-refused.
+All that a file states about the model's arithmetic is read, with llama.cpp's defaults, and a file that states
+anything else about it is refused.
 """
 
 from __future__ import annotations
@@ -52,11 +50,23 @@ _YARN_WITHOUT_ROUNDING = ("gpt-oss",)
 """Whose frequencies begin and end to be scaled between whole numbers of them; no file states it."""
 FACTORS = (gemma4.FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
-_OWN = (
-    *("attention.key_length", "attention.sliding_window", "sliding_window"),
-    *("rope.dimension_count", "rope.freq_base"),
-)
-"""Entries of transformers' table that are read here, by what else the file states."""
+GUESSING = "nextn_predict_layers"
+"""The entry that says how many blocks guess the tokens after the next one."""
+FIELDS = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "embedding_length": "hidden_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+}
+"""Entries that all files have, by the names of config.json."""
+MORE_FIELDS = {
+    "qwen3moe": {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+    "gpt-oss": {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+    "lfm2": {"shortconv.l_cache": "conv_L_cache"},
+}
+"""Those that files of single architectures have."""
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Tokens that llama.cpp, too, takes for the end of an answer."""
 _UNPACKED_DTYPE = "bfloat16"
@@ -66,8 +76,6 @@ _GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 def config_of(file: GgufFile) -> dict[str, Any]:
     """What config.json would hold. Raises `InputError` for a model that is not supported, before a weight is
     read."""
-    from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
-
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in MODEL_TYPES:
         raise InputError(
@@ -77,27 +85,21 @@ def config_of(file: GgufFile) -> dict[str, Any]:
     if "token_embd.weight" not in file.tensors:
         raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
     stated = Stated(file, architecture)
-    model_type = MODEL_TYPES[architecture]
-    table = model_type.removesuffix("_text")
     raw: dict[str, Any] = {
-        "model_type": model_type,
+        "model_type": MODEL_TYPES[architecture],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": _dtype(file),
         **_special_tokens(file.metadata),
-        **GGUF_CONFIG_DEFAULTS_MAPPING.get(table, {}),
     }
-    needed = {
-        key: name
-        for key, name in GGUF_CONFIG_MAPPING.get(table, GGUF_CONFIG_MAPPING["llama"]).items()
-        if key not in _OWN and name not in (None, "vocab_size")
-    }
+    needed = FIELDS | MORE_FIELDS.get(architecture, {})
     if architecture in _WITHOUT_PLAIN_NETWORKS:
         del needed["feed_forward_length"]
         stated.take("feed_forward_length")
     is_uneven = architecture == gemma4.ARCHITECTURE
-    by_layer = gemma4.BY_LAYER if is_uneven else ("attention.head_count_kv",)
-    raw |= {name: stated.need(key) for key, name in needed.items() if key not in by_layer}
+    if is_uneven:
+        del needed["feed_forward_length"]
+    raw |= {name: stated.need(key) for key, name in needed.items()}
     raw |= gemma4.layers_of(stated, raw) if is_uneven else _layers_of(file, stated, raw, architecture)
     stated.check_all_taken()
     return raw
@@ -288,9 +290,9 @@ def _llama(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
 
 def _guessing(stated: Stated, blocks: int) -> int:
     """How many of so many blocks guess the tokens after the next one."""
-    found = stated.count("nextn_predict_layers")
+    found = stated.count(GUESSING)
     if found >= blocks:
-        stated.refuse("nextn_predict_layers", found, f"fewer than the {blocks} of block_count")
+        stated.refuse(GUESSING, found, f"fewer than the {blocks} of block_count")
     return found
 
 
@@ -358,8 +360,8 @@ def _qwen35_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _lfm2(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    """The width of the feed-forward networks is what they have, and the constant of norms has another name
-    than transformers' table gives it."""
+    """The width of the feed-forward networks is what they have, and the constant of norms has another
+    name."""
     return {"norm_eps": raw["rms_norm_eps"], "block_auto_adjust_ff_dim": False}
 
 
@@ -373,7 +375,7 @@ def _gpt_oss(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    return {"moe_intermediate_size": stated.need("expert_feed_forward_length")}
+    return {"moe_intermediate_size": stated.need("expert_feed_forward_length"), "norm_topk_prob": True}
 
 
 def _olmoe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:

@@ -8,19 +8,14 @@ layer's own inputs are made, which for all layers is one table (`layer_by_layer.
 
 from __future__ import annotations
 
-import re
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flowspec.errors import InputError
 from flowspec.model.gguf.stated import LIST, Stated
 
 ARCHITECTURE = "gemma4"
-BY_LAYER = ("attention.head_count_kv", "feed_forward_length")
-"""Entries that may state something else of each layer."""
 FREQUENCIES = "rope_freqs.weight"
 TABLE, NORM = "per_layer_token_embd.weight", "per_layer_proj_norm.weight"
 OF_ALL_LAYERS = {"table": TABLE, "projection": "per_layer_model_proj.weight", "norm": NORM}
@@ -30,9 +25,6 @@ OF_KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 _STILL = 1e30
 """Frequencies are divided by it, or more, that do not turn."""
 _PLAIN, _WINDOW = "full_attention", "sliding_attention"
-_SCALES = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
-"""What the gguf package has no names for."""
-_LAYER_SCALE = ".layer_scalar"
 
 
 def layers_of(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
@@ -143,25 +135,3 @@ def _turning(stated: Stated, width: int) -> float:
             f"{_STILL:g} on, got {list(tensor.shape)} others"
         )
     return 2 * turning / width
-
-
-class Gemma4:
-    """In the place of one of transformers' tensor processors, which leaves out the scales."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        """All that files say is in the names."""
-
-    def preprocess_name(self, name: str) -> str:
-        """As llama.cpp's converter looks it up."""
-        return f"{name}.weight" if name.endswith(_LAYER_SCALE) else name
-
-    def perform_fallback_tensor_mapping(
-        self, found: dict[str, str], suffix: str, root: str, name: str
-    ) -> None:
-        layer, _, leaf = re.sub(r".*\.layers\.", "", name).partition(".")
-        if leaf in _SCALES:
-            found[f"blk.{layer}.{_SCALES[leaf]}"] = root + name
-
-    def process(self, weights: npt.NDArray[Any], name: str) -> Any:
-        """`weights` as transformers has them: they are the same."""
-        return SimpleNamespace(weights=weights)

@@ -5,68 +5,55 @@ the first of their head of keys come first, then all that are the second. Rows o
 vectors are brought back in order; so are the inputs of the last matrix where it is unpacked, while one that
 stays packed takes its inputs in the file's order (`GgufLinear`), since a block may hold several heads'. Norms
 are one larger in a file. How fast a state fades, A_log, is there as -e^A_log, which has no exact logarithm:
-layers compute with it as it is (`linear_attention.stored_fading`).
+layers compute with it as it is (`names.STORED_FADING`).
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.model.linear_attention import STORED_FADING
+from flowspec.core.protocol.model_spec import DeltaRule, ModelSpec
+from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.model.gguf.conversions import Conversion
 
 ARCHITECTURES = ("qwen35", "qwen35moe")
 CONVOLUTION = ".ssm_conv1d.weight"
-_FADING = "linear_attn.A_log"
 _LAST = ".ssm_out.weight"
 _NORMS = ("_norm.weight", ".enorm.weight", ".hnorm.weight")
 _OWN_NORM = ".ssm_norm.weight"
-"""Which transformers, too, has as it is multiplied with."""
+"""Which checkpoints, too, have as it is multiplied with."""
 _BEHIND_KEYS = (".attn_qkv.weight", CONVOLUTION)
 """What has rows for queries and keys before those for values."""
 _HEADS = (".ssm_alpha.weight", ".ssm_beta.weight", ".ssm_a", ".ssm_dt.bias")
 """What has one row for each head."""
 
 
-class LinearAttention:
-    """In the place of one of transformers' tensor processors."""
+class LinearAttention(Conversion):
+    """See the module."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._key_heads, self._heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
-        self._keys = 2 * self._key_heads * config["linear_key_head_dim"]
-        self._width = config["linear_value_head_dim"]
+    def __init__(self, spec: ModelSpec) -> None:
+        dense = [layer.dense for layer in spec.layers if layer.dense is not None]
+        self._mixer = next((each.mixer for each in dense if isinstance(each.mixer, DeltaRule)), None)
 
-    def preprocess_name(self, name: str) -> str:
-        """As llama.cpp's converter looks it up."""
-        if name.endswith(STORED_FADING):
-            return name.removesuffix(STORED_FADING) + _FADING
-        return name.replace(".dt_bias", ".dt_proj.bias")
+    def undone(self, numbers: Numbers, tensor: str) -> Numbers:
+        if tensor.endswith(_NORMS) and not tensor.endswith(_OWN_NORM):
+            return numbers - 1
+        if tensor.endswith(_HEADS):
+            return numbers[self._places(of_heads=True)]
+        if tensor.endswith(".attn_gate.weight"):
+            return numbers[self._places()]
+        if tensor.endswith(_BEHIND_KEYS):
+            first = len(numbers) - len(self._places())
+            return np.concatenate([numbers[:first], numbers[first:][self._places()]])
+        return numbers
 
-    def perform_fallback_tensor_mapping(self, *_unused: Any) -> None:
-        """Every tensor has a name."""
+    def input_order(self, tensor: str) -> npt.NDArray[np.int64] | None:
+        return self._places() if tensor.endswith(_LAST) else None
 
-    def process(self, weights: npt.NDArray[Any], name: str) -> Any:
-        """`weights` as transformers has them."""
-        if name.endswith(_NORMS) and not name.endswith(_OWN_NORM):
-            weights = weights - 1
-        elif name.endswith(_BEHIND_KEYS):
-            weights = np.concatenate(
-                [weights[: self._keys], weights[self._keys :][self._places(self._width)]]
-            )
-        elif name.endswith(".attn_gate.weight"):
-            weights = weights[self._places(self._width)]
-        elif name.endswith(_HEADS):
-            weights = weights[self._places(1)]
-        return SimpleNamespace(weights=weights)
-
-    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
-        """Where in a row of a matrix each of transformers' inputs is; None where it is in its place."""
-        return self._places(self._width) if name.endswith(_LAST) else None
-
-    def _places(self, width: int) -> npt.NDArray[np.int64]:
-        """Where each of transformers' rows of values is in a file, `width` of them for a head."""
-        rows = np.arange(self._heads * width).reshape(-1, self._key_heads, width)
+    def _places(self, of_heads: bool = False) -> npt.NDArray[np.int64]:
+        """Where each of a checkpoint's rows of values is in a file, or each head's."""
+        assert self._mixer is not None, "a model of layers that all attend has no such tensors"
+        width = 1 if of_heads else self._mixer.value_width
+        rows = np.arange(self._mixer.heads * width).reshape(-1, self._mixer.key_heads, width)
         return rows.swapaxes(0, 1).reshape(-1)

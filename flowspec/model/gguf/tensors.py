@@ -1,44 +1,46 @@
 """The tensors of a GGUF file under the names of transformers, unpacked one by one, block of rows by block of
 rows.
 
-Which tensor is which, and what llama.cpp's converter did to it (the heads' rows of Llama in another order,
-Gemma's norms plus one), is transformers' own knowledge: its name map and its tensor processors are asked for
-it.
+Which tensor is which, `names.py` says, and `conversions.py` what llama.cpp's converter did to it (the heads'
+rows of Llama in another order, Gemma's norms plus one).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.operations import as_q8_0
+from flowspec.model.arithmetic.arrays import F32, Numbers, fill, in_room, room
+from flowspec.model.arithmetic.levels import as_q8_0
 from flowspec.model.arithmetic.packed import FORMS, PANEL, packed
-from flowspec.model.families import PLAIN_ROOT, Family, MtpLayout, check_family, config_of_mtp
+from flowspec.model.families import PLAIN_ROOT, Family
 from flowspec.model.gguf import gemma4, linear_attention
 from flowspec.model.gguf.blocks import panels_of
-from flowspec.model.gguf.config import FACTORS
-from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, tell_gguf_version
-from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
+from flowspec.model.gguf.config import FACTORS, GUESSING
+from flowspec.model.gguf.conversions import Conversion, LargerNorms, TurnedPairs
+from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor
+from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES, names_in_layers, names_outside
 from flowspec.model.layer_by_layer import LAYER_INPUT
-from flowspec.model.linear_attention import take_stored_fading
-from flowspec.model.spec import spec_of
-from flowspec.model.tensors import ROUNDED_ANEW, PlacedTensors, check_shape
+from flowspec.model.tensors import ROUNDED_ANEW, Panels, PlacedTensors, check_shape
 
-_CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
-"""Architectures that transformers' processors do not know, by one whose tensors llama.cpp's converter treats
-alike."""
+CONVERSIONS: Mapping[str, type[Conversion]] = {
+    **dict.fromkeys(("llama", "smollm3", "granite"), TurnedPairs),
+    **dict.fromkeys(("gemma2", "gemma3"), LargerNorms),
+    **dict.fromkeys(linear_attention.ARCHITECTURES, linear_attention.LinearAttention),
+}
+"""Of architectures whose tensors are not in files as in checkpoints."""
 CONVOLUTIONS = (".shortconv.conv.weight", linear_attention.CONVOLUTION)
 """How names end of a convolution's weights: `[width, length]` in a file, `[width, 1, length]` in
 transformers."""
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 """A matrix of one row, which some files hold as a vector."""
+_IN_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
 
@@ -53,28 +55,9 @@ class _Place:
     layer: int | None = None
 
 
-def _converted_name(name: str) -> str:
-    """As llama.cpp's converter looks it up: experts are joined, a router's bias is one, and sinks are
-    weights."""
-    name = name.replace(".experts.{}.", ".experts.").replace("_correction_bias", "_correction.bias")
-    return f"{name}.weight" if name.endswith(".sinks") else name
-
-
 def _is_small(tensor: GgufTensor) -> bool:
     """Whether layers multiply by it in packed form even where the file does not pack it."""
     return any(map(tensor.name.__contains__, SMALL))
-
-
-def _guessing_blocks(config: Any, family: Family) -> tuple[str, ...]:
-    """How tensors begin of layers behind the last one, which guess tokens that follow."""
-    count = getattr(config, family.mtp.count, 0) or 0 if family.mtp else 0
-    return tuple(f"blk.{config.num_hidden_layers + place}." for place in range(count))
-
-
-def _idle(config: Any) -> set[str]:
-    """Tensors of keys and values in layers that attend to another's: they may be there all the same."""
-    sharing = [layer for layer, source in enumerate(spec_of(config).sources) if source != layer]
-    return {f"blk.{layer}.{part}" for layer in sharing for part in gemma4.OF_KEYS_AND_VALUES}
 
 
 class GgufTensors(PlacedTensors[_Place]):
@@ -89,27 +72,27 @@ class GgufTensors(PlacedTensors[_Place]):
         architecture: str,
         names: Collection[str],
         tensor: Callable[[str], GgufTensor],
-        config: Any,
+        spec: ModelSpec,
+        family: Family,
+        ahead: int = 0,
     ) -> None:
         """`names` are those of the file's tensors, of which `tensor` gives any that is read; `architecture`
-        is what the file calls it."""
-        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
-        family = check_family(config.to_dict(), model)
+        is what the file calls it. `ahead`: so many blocks behind the last layer guess tokens that follow."""
         self._model = model
         self._tensor = tensor
-        self._expert_count, self._layers = spec_of(config).experts, config.num_hidden_layers
-        converted_as = _CONVERTED_AS.get(architecture, architecture)
-        processor: Any = TENSOR_PROCESSORS.get(converted_as, TensorProcessor)
-        if architecture in linear_attention.ARCHITECTURES:
-            processor = linear_attention.LinearAttention
-        elif architecture == gemma4.ARCHITECTURE:
-            processor = gemma4.Gemma4
-        self._processor: Any = processor(config=config.to_dict())
-        self._places = self._find(config, family, architecture, names)
-        left = set(names) - {place.tensor for place in self._places.values()} - set(FACTORS)
-        left -= {name for name in left if name.startswith(_guessing_blocks(config, family))}
-        left -= _idle(config)
+        self._expert_count, self._layers = spec.experts, len(spec.layers)
+        self._conversion = CONVERSIONS.get(architecture, Conversion)(spec)
+        guessing = tuple(f"blk.{self._layers + place}." for place in range(ahead))
+        idle = {
+            f"blk.{layer}.{part}"
+            for layer, source in enumerate(spec.sources)
+            for part in gemma4.OF_KEYS_AND_VALUES
+            if source != layer  # they may be there all the same
+        }
+        known = [name for name in names if name not in idle]
+        self._places = self._find(family, architecture, known, has_mtp=ahead == 1)
+        left = set(known) - {place.tensor for place in self._places.values()} - set(FACTORS)
+        left -= {name for name in left if name.startswith(guessing)}
         if left:
             raise InputError(
                 f"{model} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of "
@@ -117,11 +100,11 @@ class GgufTensors(PlacedTensors[_Place]):
             )
 
     @staticmethod
-    def of_file(file: GgufFile, config: Any) -> GgufTensors:
+    def of_file(file: GgufFile, spec: ModelSpec, family: Family) -> GgufTensors:
         architecture = file.metadata["general.architecture"]
-        return GgufTensors(
-            str(file.path), architecture, file.tensors.keys(), file.tensors.__getitem__, config
-        )
+        ahead = file.metadata.get(f"{architecture}.{GUESSING}", 0) if family.mtp is not None else 0
+        names, tensor = file.tensors.keys(), file.tensors.__getitem__
+        return GgufTensors(str(file.path), architecture, names, tensor, spec, family, ahead)
 
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places.get(name)
@@ -151,33 +134,32 @@ class GgufTensors(PlacedTensors[_Place]):
             )
         return shape[1:]
 
-    def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def load(self, name: str, shape: tuple[int, ...]) -> F32:
         """In float32."""
-        found = torch.empty(shape)
+        found = np.empty(shape, np.float32)
         self.copy_into(name, found)
         return found
 
-    def copy_into(self, name: str, part: torch.Tensor) -> None:
+    def copy_into(self, name: str, part: Numbers) -> None:
         self.copy_together({name: part})
 
-    def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
+    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
         for names in self._by_rows(parts):
             self._copy({name: parts[name] for name in names})
 
-    def _copy(self, parts: Mapping[str, torch.Tensor]) -> None:
+    def _copy(self, parts: Mapping[str, Numbers]) -> None:
         """Copies tensors that lie in the same rows of the file."""
         for name, part in parts.items():
             check_shape(name, self._model, part.shape, self.shape(name), "the metadata")
         (name, part), *_ = parts.items()
         place = self._places[name]
         tensor = self._tensor(place.tensor)
-        if part.dim() == 1 or place.tensor.endswith(CONVOLUTIONS):
+        if part.ndim == 1 or place.tensor.endswith(CONVOLUTIONS):
             numbers = tensor.numbers() if place.expert is None else tensor.numbers()[place.expert]
-            found = self._processor.process(weights=numbers, name=place.tensor).weights
-            part.copy_(torch.from_numpy(found).view(part.shape))
+            fill(part, self._conversion.undone(numbers, place.tensor).reshape(part.shape))
             return
         rows, columns = part.shape
-        order, inputs = self._order(place, rows), self._inputs(place)
+        order, inputs = self._order(place, rows), self._conversion.input_order(place.tensor)
         step = max(1, BLOCK_NUMBERS // columns)
         for first in range(0, rows, step):
             # anew: pages that were read count as this process's until the map is dropped
@@ -187,7 +169,7 @@ class GgufTensors(PlacedTensors[_Place]):
                 block = tensor.unpack(own[order[first : first + step]])
                 if inputs is not None:
                     block = block[:, inputs]
-                part[first : first + step].copy_(torch.from_numpy(block))
+                fill(part[first : first + step], block)
 
     def form(self, name: str) -> str:
         tensor = self._tensor(self._places[name].tensor)
@@ -201,34 +183,34 @@ class GgufTensors(PlacedTensors[_Place]):
         outputs, inputs = self.shape(name)
         return FORMS[self.form(name)].panel_bytes(inputs, outputs)
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         return self.panels_together({name: shape})[name]
 
-    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, torch.Tensor]:
+    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Panels]:
         found = {}
         for names in self._by_rows(shapes):
             for name in names:
                 check_shape(name, self._model, shapes[name], self.shape(name), "the metadata")
             if self.is_rounded_anew(names[0]):
                 (name,) = names
-                found[name] = packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shapes[name])))
+                found[name] = in_room(packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shapes[name]))))
             else:
                 found |= self._panels(names, *shapes[names[0]])
         return found
 
-    def _panels(self, names: Sequence[str], rows: int, columns: int) -> dict[str, torch.Tensor]:
+    def _panels(self, names: Sequence[str], rows: int, columns: int) -> dict[str, Panels]:
         """Of matrices that lie in the same rows of the file."""
         place = self._places[names[0]]
         tensor, order = self._tensor(place.tensor), self._order(place, rows)
         step = max(PANEL, BLOCK_NUMBERS // columns // PANEL * PANEL)
-        found: dict[str, torch.Tensor] = {}
+        found: dict[str, Panels] = {}
         for first in range(0, rows, step):
             packed_rows = tensor.packed()
             for name in names:
                 own = packed_rows[:, self._columns(self._places[name])]
-                panels = panels_of(tensor.form, torch.from_numpy(own[order[first : first + step]]), columns)
+                panels = panels_of(tensor.form, own[order[first : first + step]], columns)
                 if first == 0:
-                    found[name] = panels.new_empty((-(-rows // PANEL), *panels.shape[1:]))
+                    found[name] = room((-(-rows // PANEL), *panels.shape[1:]), np.uint8)
                 found[name][first // PANEL : first // PANEL + len(panels)] = panels
         return found
 
@@ -244,16 +226,14 @@ class GgufTensors(PlacedTensors[_Place]):
             )
         return groups.values()
 
-    def input_order(self, name: str) -> torch.Tensor | None:
-        inputs = None if self.is_rounded_anew(name) else self._inputs(self._places[name])
-        return None if inputs is None else torch.from_numpy(inputs.argsort())
-
-    def close(self) -> None:
-        """Nothing to do: maps live as long as a tensor is read."""
+    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
+        is_anew, tensor = self.is_rounded_anew(name), self._places[name].tensor
+        inputs = None if is_anew else self._conversion.input_order(tensor)
+        return None if inputs is None else inputs.argsort()
 
     def _order(self, place: _Place, rows: int) -> npt.NDArray[np.int64]:
         """What was done to a matrix is an order of its rows, for which it need not be unpacked."""
-        order = self._processor.process(weights=np.arange(rows)[:, None], name=place.tensor).weights[:, 0]
+        order = self._conversion.undone(np.arange(rows)[:, None], place.tensor)[:, 0]
         part = place.expert if place.layer is None or self._axis(place) else place.layer
         found: npt.NDArray[np.int64] = order + (part or 0) * rows
         return found
@@ -277,81 +257,39 @@ class GgufTensors(PlacedTensors[_Place]):
         """Along which layers' parts lie one after another."""
         return 1 if place.tensor == gemma4.TABLE else 0
 
-    def _inputs(self, place: _Place) -> npt.NDArray[np.int64] | None:
-        """Where in a row of the file each input is, if not in its place."""
-        asked = getattr(self._processor, "input_order", None)
-        found: npt.NDArray[np.int64] | None = None if asked is None else asked(place.tensor)
-        return found
-
     def _find(
-        self, config: Any, family: Family, architecture: str, names: Collection[str]
+        self, family: Family, architecture: str, names: Iterable[str], has_mtp: bool
     ) -> dict[str, _Place]:
         """Place by name, of those that are in the file; of experts one by one, as checkpoints hold them."""
-        from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
-
-        tell_gguf_version()
-        layers = []
-        for index in range(config.num_hidden_layers):
-            with torch.device("meta"):
-                layer = family.piece("DecoderLayer")(config, index)
-            if architecture in linear_attention.ARCHITECTURES and hasattr(layer, "linear_attn"):
-                take_stored_fading(layer)
-            for name in layer.state_dict():
-                layers += [f"{PLAIN_ROOT.prefix}layers.{index}.{each}" for each in _single(family, name)]
-        outside = [f"{PLAIN_ROOT.prefix}{each}.weight" for each in ("embed_tokens", family.last_norm)]
+        root, mtp = PLAIN_ROOT.prefix, family.mtp
+        in_layers, in_mtp = names_in_layers(architecture), dict[str, str]()
         named = {
-            self._processor.preprocess_name(_converted_name(name)): name
-            for name in (*outside, *layers, PLAIN_ROOT.lm_head)
+            tensor: root + name for tensor, name in names_outside(architecture, family.last_norm).items()
         }
-        ahead = _guessing_blocks(config, family)
-        if family.mtp is not None and len(ahead) == 1:
-            named |= self._named_ahead(config, family, family.mtp)
-        # transformers looks through a whole model's modules for names; these are all there are
-        model = SimpleNamespace(config=config, state_dict=lambda: list(named), named_children=tuple)
-        found = get_gguf_hf_weights_map(
-            model, self._processor, architecture, config.num_hidden_layers + len(ahead)
-        )
-        places = {}
-        for tensor, renamed in found.items():
-            name = named[renamed]
-            if tensor not in names:
-                continue
-            if "{}" not in name:
-                places[name] = _Place(tensor)
-            else:
-                for expert in range(self._expert_count):
-                    places[name.format(expert)] = _Place(tensor, expert)
-        if family.mtp is not None and len(ahead) == 1:
-            stem = family.mtp.prefix.format(config.num_hidden_layers)
+        named["output.weight"] = PLAIN_ROOT.lm_head
+        if mtp is not None and has_mtp:
+            stem = mtp.prefix.format(self._layers)
+            in_mtp = {tensor: stem + mtp.layer + name for tensor, name in in_layers.items()}
             for part, leaf in NEXTN_NAMES.items():
-                tensor, own = f"{ahead[0]}{NEXTN}{leaf}.weight", getattr(family.mtp, part)
-                if own and tensor in names:
-                    places[f"{stem}{own}.weight"] = _Place(tensor)
-        for kind, tensor in gemma4.OF_ALL_LAYERS.items():
-            if tensor in names:
-                for layer in range(config.num_hidden_layers):
-                    name = f"{PLAIN_ROOT.prefix}layers.{layer}.{LAYER_INPUT}.{kind}.weight"
-                    places[name] = _Place(tensor, layer=None if tensor == gemma4.NORM else layer)
+                if own := getattr(mtp, part):
+                    in_mtp[f"{NEXTN}{leaf}.weight"] = f"{stem}{own}.weight"
+        places: dict[str, _Place] = {}
+        for tensor in names:
+            name = named.get(tensor)
+            if found := _IN_BLOCK.fullmatch(tensor):
+                block, leaf = int(found[1]), found[2]
+                if block == self._layers:
+                    name = in_mtp.get(leaf)
+                elif block < self._layers and leaf in in_layers:
+                    name = f"{root}layers.{block}.{in_layers[leaf]}"
+            if name is not None and "{}" not in name:
+                places[name] = _Place(tensor)
+            elif name is not None:
+                places |= {
+                    name.format(expert): _Place(tensor, expert) for expert in range(self._expert_count)
+                }
+            for kind, of_all in gemma4.OF_ALL_LAYERS.items():
+                for layer in range(self._layers if tensor == of_all else 0):
+                    own_name = f"{root}layers.{layer}.{LAYER_INPUT}.{kind}.weight"
+                    places[own_name] = _Place(tensor, layer=None if tensor == gemma4.NORM else layer)
         return places
-
-    def _named_ahead(self, config: Any, family: Family, layout: MtpLayout) -> dict[str, str]:
-        """The names that a checkpoint has for the decoder layer in its MTP layer, by those that llama.cpp's
-        converter looks up, which are of one layer more."""
-        with torch.device("meta"):
-            layer = family.piece("DecoderLayer")(config_of_mtp(config), 0)
-        block = f"{PLAIN_ROOT.prefix}layers.{config.num_hidden_layers}."
-        prefix = layout.prefix.format(config.num_hidden_layers) + layout.layer
-        return {
-            self._processor.preprocess_name(_converted_name(block + each)): prefix + each
-            for name in layer.state_dict()
-            for each in _single(family, name)
-        }
-
-
-def _single(family: Family, name: str) -> list[str]:
-    """What files may call a layer's parameter, or what it is made of, with `{}` for an expert.
-
-    Single matrices come last: some of transformers' processors give both of their tensors the joined name.
-    """
-    ways = family.ways_to_stack(name) or ((family.renamed.get(name, name),),)
-    return list(dict.fromkeys(each for way in reversed(ways) for each in way))

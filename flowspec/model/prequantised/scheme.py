@@ -1,5 +1,5 @@
 """What a checkpoint's `quantization_config` says of its matrices: a scheme that layers can compute with, or a
-refusal by name. Imports no torch.
+refusal by name.
 
 The fields are those that the tools write: gptqmodel and AutoGPTQ (`gptq`), AutoAWQ (`awq`), llm-compressor
 (`compressed-tensors`), transformers' and DeepSeek's `fp8`, and GPT-OSS's `mxfp4`.
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.tensors import ROUNDED_ANEW
 
-GROUP = 32
-"""Inputs of a row that must share a scale: as `arithmetic.packed`, which imports torch."""
 QUANTISED = ("quantization_config", "compression_config")
 """Fields of a config.json that tell of it."""
 GPTQ, AWQ, PACKED, WHOLE, FLOATS, FOURS = "gptq", "awq", "packed", "whole", "floats", "floats-of-4-bits"

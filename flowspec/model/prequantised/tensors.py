@@ -11,27 +11,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-import torch
-import torch.nn.functional as F
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.operations import as_q8_0
+from flowspec.model.arithmetic.arrays import F32, Numbers, fill, fill_up, narrowed, room, widened
+from flowspec.model.arithmetic.levels import as_q8_0
 from flowspec.model.arithmetic.packed import FORMS, GROUP, LEVELS_FLOAT, PANEL, Levels, packed
 from flowspec.model.prequantised.scheme import AWQ, FLOATS, FOURS, GPTQ, PACKED, TENSORS, Scheme
-from flowspec.model.tensors import ROUNDED_ANEW, Tensors, check_shape
+from flowspec.model.safetensors_file import FLOATS8, floats8
+from flowspec.model.tensors import ROUNDED_ANEW, Panels, Tensors, check_shape
 
 WEIGHT = ".weight"
 BLOCK_NUMBERS = 1 << 20
 """So many weights are unpacked at once."""
 WORD_BITS = 32
-PLAIN_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""Of tensors that are not quantised."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word are of, the lowest bits first."""
-Tensor = Callable[[str, tuple[int, ...]], torch.Tensor]
+Whole = npt.NDArray[np.int16]
+Tensor = Callable[[str, tuple[int, ...]], Numbers]
 """One of a matrix's tensors by the end of its name, of an expected shape."""
-Portion = tuple[torch.Tensor, torch.Tensor]
-"""Whole numbers `[outputs, in]` and float32 scales, `[outputs, groups]`, of some outputs."""
+Portion = tuple[Numbers, F32]
+"""Numbers, most often whole ones, `[outputs, in]` and float32 scales, `[outputs, groups]`, of some
+outputs."""
 
 
 class PrequantisedTensors(Tensors):
@@ -79,22 +81,22 @@ class PrequantisedTensors(Tensors):
             return shape[0], shape[1] * each
         return shape
 
-    def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         """A matrix that is quantised in float32."""
         if not self._is_quantised(name):
             return self._unscaled(name, shape)
-        made = torch.empty(shape)
+        made = np.empty(shape, np.float32)
         self.copy_into(name, made)
         return made
 
-    def copy_into(self, name: str, part: torch.Tensor) -> None:
+    def copy_into(self, name: str, part: Numbers) -> None:
         if not self._is_quantised(name):
-            part.copy_(self._unscaled(name, tuple(part.shape)))
+            fill(part, self._unscaled(name, part.shape))
             return
         check_shape(name, self._model, part.shape, self.shape(name))
         read = self._reader(name)
         for first, end in self._blocks(name):
-            part[first:end].copy_(_numbers(*read(first, end)))
+            fill(part[first:end], _numbers(*read(first, end)))
 
     def form(self, name: str) -> str:
         if len(self.shape(name)) != 2:
@@ -109,16 +111,18 @@ class PrequantisedTensors(Tensors):
         outputs, inputs = self.shape(name)
         return FORMS[self.form(name)].panel_bytes(inputs, outputs)
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         check_shape(name, self._model, shape, self.shape(name))
-        form, (outputs, _), found = FORMS[self.form(name)], shape, torch.empty(0, dtype=torch.uint8)
+        form, (outputs, inputs) = FORMS[self.form(name)], shape
+        units = -(-inputs // form.unit)
+        found: Panels = room((-(-outputs // PANEL), units, form.unit_bytes), np.uint8)
         if self._is_quantised(name):
             read = self._reader(name)
         else:
             numbers = self._unscaled(name, shape)
 
             def read(first: int, end: int) -> Portion:
-                return numbers[first:end].float(), torch.ones((end - first, 1))
+                return numbers[first:end], np.ones((end - first, 1), np.float32)
 
         for first, end in self._blocks(name):
             portion = read(first, end)
@@ -127,26 +131,21 @@ class PrequantisedTensors(Tensors):
             else:
                 given = self._as_they_are(name, portion)
             panels = packed(form, given)
-            if first == 0:
-                found = panels.new_empty((-(-outputs // PANEL), *panels.shape[1:]))
             found[first // PANEL : first // PANEL + len(panels)] = panels
         return found
-
-    def close(self) -> None:
-        self._raw.close()
 
     # ------------------------------------------------------------------------------------------- reading
 
     def _is_quantised(self, name: str) -> bool:
         return len(self._files.get(name, ())) > 1
 
-    def _unscaled(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def _unscaled(self, name: str, shape: tuple[int, ...]) -> Numbers:
         """A tensor that is not quantised; raises `InputError` for levels whose scales are missing."""
-        found: torch.Tensor = self._raw.load(name, shape)
-        if found.dtype not in PLAIN_DTYPES:
+        found = self._raw.load(name, shape)
+        if kind := self._raw.level_type(name):
             raise InputError(
-                f"{name} of {self._model!r} holds levels ({str(found.dtype).removeprefix('torch.')}), but "
-                f"the checkpoint has no {' or '.join(TENSORS[self._scheme.layout][1])} for it"
+                f"{name} of {self._model!r} holds levels ({kind}), but the checkpoint has no "
+                f"{' or '.join(TENSORS[self._scheme.layout][1])} for it"
             )
         return found
 
@@ -162,18 +161,18 @@ class PrequantisedTensors(Tensors):
         form, groups = FORMS[self._scheme.form], -(-whole.shape[1] // GROUP)
         if form.has_exponents:
             return _as_floats(whole, scales)
-        least, most = whole.aminmax()
+        least, most = whole.min(), whole.max()
         if least < -form.offset or most >= (1 << form.bits) - form.offset:
             raise InputError(
                 f"{name} of {self._model!r} has levels from {int(least)} to {int(most)}, of which its config "
                 f"(symmetric, bits) does not tell: expected {-form.offset} to "
                 f"{(1 << form.bits) - form.offset - 1}"
             )
-        filled = F.pad(whole + form.offset, (0, -whole.shape[1] % GROUP), value=form.offset)
-        each = scales.repeat_interleave(groups // scales.shape[1], dim=1).half()
-        if not each.isfinite().all():
+        levels = fill_up((whole + form.offset).astype(np.uint8), GROUP, form.offset)
+        each = np.repeat(narrowed(scales, "float16"), groups // scales.shape[1], 1)
+        if not np.isfinite(each).all():
             raise InputError(f"{name} of {self._model!r} has a scale that no weight has: {scales.max():g}")
-        return Levels(levels=filled.to(torch.uint8).view(len(whole), -1, GROUP), scales=each)
+        return Levels(levels=levels.reshape(len(whole), -1, GROUP), scales=each)
 
     def _reader(self, name: str) -> Callable[[int, int], Portion]:
         """Gives the outputs from `first` to `end` of a matrix that is quantised."""
@@ -185,11 +184,10 @@ class PrequantisedTensors(Tensors):
                 f"{name} of {self._model!r} has {shape[1]} inputs, which are no groups of {scheme.group}"
             )
 
-        def tensor(leaf: str, expected: tuple[int, ...]) -> torch.Tensor:
+        def tensor(leaf: str, expected: tuple[int, ...]) -> Numbers:
             if leaf not in own:
                 raise InputError(f"model {self._model!r} has no {name.removesuffix(WEIGHT)}.{leaf}")
-            found: torch.Tensor = self._raw.load(own[leaf], expected)
-            return found
+            return self._raw.load(own[leaf], expected)
 
         if scheme.layout in (GPTQ, AWQ):
             return self._by_inputs(tensor, own, shape, groups)
@@ -219,7 +217,7 @@ class PrequantisedTensors(Tensors):
             else:
                 found = _of_words(words[:, first:end].T, scheme.bits)
                 offsets = _of_words(zeros, scheme.bits)[:, first:end].T + scheme.zeros_less_one
-            steps = scales[:, first:end].T.float()
+            steps = widened(scales[:, first:end].T)
             return found - offsets[:, places], steps if is_in_order else steps[:, places]
 
         return read
@@ -250,22 +248,24 @@ class PrequantisedTensors(Tensors):
 
         def read(first: int, end: int) -> Portion:
             part, steps = words[first:end], scales[first:end]
-            whole = _of_words(part, scheme.bits) if scheme.layout == PACKED else part.short() + middle
+            whole = _of_words(part, scheme.bits) if scheme.layout == PACKED else part + np.int16(middle)
             whole = whole - (middle if zeros is None else zeros[first:end][:, places])
             return whole, steps if is_in_order else steps[:, places]
 
         return read
 
-    def _places(self, tensor: Tensor, leaf: str, inputs: int, groups: int) -> tuple[torch.Tensor, bool]:
+    def _places(
+        self, tensor: Tensor, leaf: str, inputs: int, groups: int
+    ) -> tuple[npt.NDArray[np.int64], bool]:
         """The group of each input, and whether groups are one after another; raises `InputError` for a tensor
         `leaf` that says otherwise than the config."""
-        in_order = torch.arange(inputs) // (inputs // groups)
+        in_order = np.arange(inputs) // (inputs // groups)
         if not leaf:
             return in_order, True
-        found = tensor(leaf, (inputs,)).long()
+        found = tensor(leaf, (inputs,)).astype(np.int64)
         if not ((found >= 0) & (found < groups)).all():
             raise InputError(f"{leaf} of {self._model!r}: expected groups from 0 to {groups - 1}")
-        if not self._scheme.has_order and not torch.equal(found, in_order):
+        if not self._scheme.has_order and not np.array_equal(found, in_order):
             raise InputError(
                 f"{leaf} of {self._model!r} has groups in no order, of which its config (desc_act, actorder) "
                 "does not tell"
@@ -280,13 +280,14 @@ class PrequantisedTensors(Tensors):
     ) -> Callable[[int, int], Portion]:
         outputs, inputs = shape
         words, leaf = tensor("weight", shape), next(each for each in own if each != "weight")
+        numbers = floats8 if self._raw.level_type(own["weight"]) == FLOATS8 else widened
         if self._scheme.block is None:
             scales = self._scales(tensor, own, leaf, (outputs, 1))
-            return lambda first, end: (words[first:end].float(), scales[first:end])
+            return lambda first, end: (numbers(words[first:end]), scales[first:end])
         rows, columns = self._scheme.block
-        blocks = tensor(leaf, (-(-outputs // rows), -(-inputs // columns))).float()
-        wide = blocks.repeat_interleave(columns, dim=1)[:, :inputs]
-        return lambda first, end: (words[first:end].float(), wide[torch.arange(first, end) // rows])
+        blocks = widened(tensor(leaf, (-(-outputs // rows), -(-inputs // columns))))
+        wide = np.repeat(blocks, columns, 1)[:, :inputs]
+        return lambda first, end: (numbers(words[first:end]), wide[np.arange(first, end) // rows])
 
     def _scales(
         self,
@@ -294,53 +295,56 @@ class PrequantisedTensors(Tensors):
         own: dict[str, str],
         leaf: str,
         shape: tuple[int, int],
-    ) -> torch.Tensor:
+    ) -> F32:
         """Float32 `[outputs, groups]`; one for all is stored as one number, and as two where an expert's gate
         and up are one matrix of floats."""
         found = self._raw.shape(own[leaf]) if leaf in own else ()
         if math.prod(found) == 1:
-            return tensor(leaf, found).float().reshape(1, 1).expand(shape)
+            return np.broadcast_to(widened(tensor(leaf, found)).reshape(1, 1), shape)
         has_two = self._scheme.layout == FLOATS and own["weight"].endswith("gate_up_proj.weight")
         if has_two and found == (2, 1) and shape[1] == 1 and shape[0] % 2 == 0:
-            return tensor(leaf, found).float().repeat_interleave(shape[0] // 2, dim=0)
-        return tensor(leaf, shape if len(found) == 2 else shape[:1]).float().reshape(shape)
+            return np.repeat(widened(tensor(leaf, found)), shape[0] // 2, 0)
+        return widened(tensor(leaf, shape if len(found) == 2 else shape[:1])).reshape(shape)
 
 
 def _fours(tensor: Tensor, shape: tuple[int, ...], groups: int) -> Callable[[int, int], Portion]:
     """MXFP4: two floats of 4 bits in a byte, and a power of two for 32 of them."""
     outputs, inputs = shape
     pairs = tensor("weight_packed", (outputs, inputs // 2))
-    exponents = tensor("weight_scale", (outputs, groups)).int() - 127
-    halves = torch.tensor(LEVELS_FLOAT, dtype=torch.int16)
+    exponents = tensor("weight_scale", (outputs, groups)).astype(np.int32) - 127
+    halves = np.array(LEVELS_FLOAT, np.int16)
 
     def read(first: int, end: int) -> Portion:
-        four = torch.stack([pairs[first:end] & 15, pairs[first:end] >> 4], dim=2).flatten(1).long()
-        some = exponents[first:end]
-        return halves[four], torch.ldexp(torch.full(some.shape, 0.5), some)
+        some = pairs[first:end]
+        four = np.stack([some & 15, some >> 4], 2).reshape(len(some), -1)
+        return halves[four], np.ldexp(np.float32(0.5), exponents[first:end])
 
     return read
 
 
-def _as_floats(halves: torch.Tensor, scales: torch.Tensor) -> Levels:
+def _as_floats(halves: Whole, scales: F32) -> Levels:
     """Floats of 4 bits, in halves `[outputs, in]`, and powers of two `[outputs, groups]`, back in the bits
     that stand for them."""
-    codes = torch.zeros(2 * max(LEVELS_FLOAT) + 1, dtype=torch.uint8)
+    codes = np.zeros(2 * max(LEVELS_FLOAT) + 1, np.uint8)
     for code, level in enumerate(LEVELS_FLOAT):
         codes[level] = code if level else 0  # those below zero count from the end
-    levels = codes[halves.long()].view(len(halves), -1, GROUP)
-    return Levels(levels=levels, scales=(torch.frexp(scales).exponent + 127).to(torch.uint8))
+    levels = codes[halves].reshape(len(halves), -1, GROUP)
+    return Levels(levels=levels, scales=(np.frexp(scales)[1] + 127).astype(np.uint8))
 
 
-def _of_words(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """Whole numbers from 0 on, int16 `[rows, numbers]`, of int32 `[rows, words]`; of a word the lowest bits
-    first, or in this `order`."""
-    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
-    found = (words[..., None] >> shifts & (1 << bits) - 1).to(torch.int16)
+def _of_words(words: Numbers, bits: int, order: tuple[int, ...] = ()) -> Whole:
+    """Whole numbers from 0 on, `[rows, numbers]`, of int32 `[rows, words]`; of a word the lowest bits first,
+    or in this `order`."""
+    octets = np.ascontiguousarray(words, np.int32).view(np.uint8)
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    found = octets[..., None] >> shifts & (1 << bits) - 1
     if order:
-        found = found[..., torch.tensor(order).argsort()]
-    return found.flatten(1)
+        found = found.reshape(-1, len(order))[:, np.argsort(order)]
+    return found.reshape(len(words), -1).astype(np.int16)
 
 
-def _numbers(whole: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+@np.errstate(all="ignore")  # what is no number shows by itself
+def _numbers(whole: Numbers, scales: F32) -> F32:
     """Float32 `[outputs, in]`."""
-    return whole.float() * scales.repeat_interleave(whole.shape[1] // scales.shape[1], dim=1)
+    groups = widened(whole).reshape(*scales.shape, -1)
+    return (groups * scales[..., None]).reshape(whole.shape)

@@ -11,16 +11,17 @@ import functools
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.core.protocol.limits import DIGEST_CHARS
 from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import ClusterError, InputError
+from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.files import ModelFiles
 from flowspec.model.safetensors_file import SafetensorsTensors
-from flowspec.model.tensors import Extent, Extents, Tensors
+from flowspec.model.tensors import Extent, Extents, Panels, Tensors
 from flowspec.runtime.weights.digests import OpenFiles
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -170,15 +171,15 @@ class _CheckedTensors(Tensors):
     def files_of(self, name: str) -> tuple[str, ...]:
         return self._tensors.files_of(name)
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         self._check_all(name)
         return self._tensors.load(name, shape)
 
-    def copy_into(self, name: str, part: torch.Tensor) -> None:
+    def copy_into(self, name: str, part: Numbers) -> None:
         self._check_all(name)
         self._tensors.copy_into(name, part)
 
-    def copy_together(self, parts: Mapping[str, torch.Tensor]) -> None:
+    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
         for name in parts:
             self._check_all(name)
         self._tensors.copy_together(parts)
@@ -192,20 +193,17 @@ class _CheckedTensors(Tensors):
     def packed_bytes(self, name: str) -> int:
         return self._tensors.packed_bytes(name)
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         self._check_all(name)
         return self._tensors.panels(name, shape)
 
-    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Panels]:
         for name in shapes:
             self._check_all(name)
         return self._tensors.panels_together(shapes)
 
-    def input_order(self, name: str) -> torch.Tensor | None:
+    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
         return self._tensors.input_order(name)
-
-    def close(self) -> None:
-        self._tensors.close()
 
     def _check_all(self, name: str) -> None:
         for each in self.files_of(name):

@@ -11,11 +11,14 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
-from flowspec.model.pieces import Span
+
+if TYPE_CHECKING:
+    from flowspec.model.pieces import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,26 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors.torch import load_file, save
+from safetensors.numpy import save
 
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.quantised import LINEARS, Rounded
-from flowspec.model.rounding import FORMAT
-from flowspec.model.weights import SliceWeights, Weight, stack_bytes
+from flowspec.model.rounding import FORMAT, ROUNDINGS, Rounded
+from flowspec.model.safetensors_file import load_mapped
 from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles
 from flowspec.runtime.weights.receive import HeadChannel, fetched
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
+
+if TYPE_CHECKING:
+    from flowspec.model.weights import SliceWeights, Weight
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -70,10 +74,11 @@ class StoredRounded:
         else:
             self._identities = self._identify(files, sources)
         self.keys = {weight.tensors: self._key(weight, dtype) for weight in matrices}
-        self._sizes = {
-            self.keys[weight.tensors]: stack_bytes(weight.shape, LINEARS[dtype]) + HEADER_BYTES
-            for weight in matrices
-        }
+        self._sizes = {}
+        for weight in matrices:
+            *stack, outputs, inputs = weight.shape
+            packed_bytes = math.prod(stack) * ROUNDINGS[dtype].packed_bytes(inputs, outputs)
+            self._sizes[self.keys[weight.tensors]] = packed_bytes + HEADER_BYTES
 
     @contextlib.contextmanager
     def checked(self) -> Iterator[None]:
@@ -132,16 +137,14 @@ class StoredRounded:
 
     def find(self, weight: Weight) -> Rounded | None:
         path = self._found.get(self.keys[weight.tensors])
-        return None if path is None else load_file(path)
+        return None if path is None else load_mapped(path)
 
     def keep(self, weight: Weight, rounded: Rounded) -> None:
         if not self._has_room:
             return
         try:
             if self._opened.unchanged():
-                self._store.keep_made(
-                    self.keys[weight.tensors], save({name: part.cpu() for name, part in rounded.items()})
-                )
+                self._store.keep_made(self.keys[weight.tensors], save(dict(rounded)))
                 return
             log.warning("the model's files change while they are loaded; what is made of them is not kept")
         except (OSError, ClusterError) as error:
@@ -205,7 +208,7 @@ def ready_weights(
     """
     with contextlib.ExitStack() as stack:
         kept, needed = None, (*weights.plain, *weights.packed)
-        if store is not None and dtype in LINEARS:
+        if store is not None and dtype in ROUNDINGS:
             own = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
             opened = files.opened if isinstance(files, CheckedFiles) else own
             kept = StoredRounded(files, weights.packed, dtype, store, opened, channel.tell)

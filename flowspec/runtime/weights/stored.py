@@ -10,11 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
-from flowspec.errors import InputError, PeerError
+from flowspec.errors import InputError, PeerError, first_line
+from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import GgufTensor
-from flowspec.model.tensors import Tensors, check_shape
+from flowspec.model.gguf.tensors import GgufTensors
+from flowspec.model.safetensors_file import level_type, mapped
+from flowspec.model.spec import spec_of
+from flowspec.model.tensors import Extent, Tensors, check_shape
 from flowspec.runtime.weights.store import WeightStore
 
 
@@ -55,9 +60,9 @@ class StoredModel(ModelFiles):
     def tensors(self) -> Tensors:
         if not self._architecture:
             return self.under_scheme(StoredTensors(self))
-        from flowspec.model.gguf.tensors import GgufTensors
-
-        return GgufTensors(self.model, self._architecture, self.names, self._packed, self._config)
+        family, spec = check_family(self.raw, self.model), spec_of(self._config)
+        ahead = 0 if family.mtp is None else self.raw.get(family.mtp.count) or 0
+        return GgufTensors(self.model, self._architecture, self.names, self._packed, spec, family, ahead)
 
     def add(self, entry: TensorEntry) -> None:
         """Learns what a tensor is; raises `PeerError` for one that no file could hold, or that FlowSpec does
@@ -98,12 +103,6 @@ class StoredModel(ModelFiles):
             return None
 
 
-_TORCH_NAMES = {
-    **{"F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16"},
-    **{"I64": "int64", "I32": "int32", "I8": "int8", "U8": "uint8", "F8_E4M3": "float8_e4m3fn"},
-}
-
-
 class StoredTensors(Tensors):
     """The tensors of a `StoredModel`: names are known of all, sizes of those that were asked for, contents of
     those that came."""
@@ -120,28 +119,23 @@ class StoredTensors(Tensors):
     def shape(self, name: str) -> tuple[int, ...]:
         return self._model.entry(name).shape
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        """As of a file; a private map of the stored tensor, which lasts as long as the torch tensor does."""
-        import torch
-
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+        """As of a file."""
         entry = self._model.entry(name)
         check_shape(name, self._model.model, shape, entry.shape)
-        dtype = getattr(torch, _TORCH_NAMES[entry.dtype])
-        count = math.prod(shape)
-        if count == 0:
-            return torch.empty(shape, dtype=dtype)
+        extent = Extent(
+            path=self._model.store.path(entry.digest),
+            offset=0,
+            size_bytes=entry.size_bytes,
+            dtype=entry.dtype,
+            shape=entry.shape,
+        )
         try:
-            flat = torch.from_file(
-                str(self._model.store.path(entry.digest)),
-                shared=False,
-                size=count,
-                dtype=dtype,
-            )
-        except RuntimeError as error:
+            return mapped(extent)
+        except (OSError, ValueError) as error:
             raise InputError(
-                f"cannot read {name} in {self._model.store.folder}: {str(error).splitlines()[0]}; start again"
+                f"cannot read {name} in {self._model.store.folder}: {first_line(error)}; start again"
             ) from None
-        return flat.view(shape)
 
-    def close(self) -> None:
-        """Nothing is held open."""
+    def level_type(self, name: str) -> str:
+        return level_type(self._model.entry(name).dtype)

@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
+from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.pieces import Span
@@ -39,7 +40,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _noting(plain: Callable[..., None], found: list[str]) -> Callable[..., None]:
-    def copy_into(tensors: Tensors, name: str, part: torch.Tensor) -> None:
+    def copy_into(tensors: Tensors, name: str, part: Numbers) -> None:
         found.append(name)
         plain(tensors, name, part)
 
@@ -142,7 +143,7 @@ def test_what_is_read_while_the_file_changes_is_not_kept(
     folder, store = make_variant(tmp_path / "model", "llama-grouped"), WeightStore(tmp_path / "store")
     plain = Tensors.copy_into
 
-    def copy_into(tensors: Tensors, name: str, part: torch.Tensor) -> None:
+    def copy_into(tensors: Tensors, name: str, part: Numbers) -> None:
         plain(tensors, name, part)
         (folder / "model.safetensors").touch()
 

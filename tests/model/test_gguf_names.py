@@ -1,0 +1,142 @@
+"""What tensors and entries of GGUF files are called, and what was done to tensors, is what the gguf package
+and transformers say of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+from transformers import AutoConfig
+from transformers.integrations import GGUF_CONFIG_DEFAULTS_MAPPING, GGUF_CONFIG_MAPPING
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from flowspec.errors import InputError
+from flowspec.model.families import FAMILIES, Family
+from flowspec.model.gguf.config import FIELDS, MODEL_TYPES, MORE_FIELDS
+from flowspec.model.gguf.conversions import Conversion
+from flowspec.model.gguf.names import STORED_FADING, names_in_layers
+from flowspec.model.gguf.tensors import CONVERSIONS, GgufTensors
+from flowspec.model.spec import experts_of, spec_of
+from tests.ggufs import ARCHITECTURES, SHAPES
+from tests.nightly import nightly
+
+CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
+"""Architectures that transformers does not know, by one that llama.cpp's converter treats alike."""
+BIASED = ("glm4moe", "gemma4", "gpt-oss", "qwen35", "qwen35moe")
+"""Architectures whose files tell by their tensors whether attention has biases."""
+OF_GEMMA4 = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+"""What the gguf package has no names for."""
+READ_OTHERWISE = {
+    *("attention.key_length", "attention.sliding_window", "sliding_window", "vocab_size"),
+    *("rope.dimension_count", "rope.freq_base", "attention.head_count_kv"),
+}
+
+
+def parameters(family: Family, config: Any, layer: int) -> list[str]:
+    """A layer's, as checkpoints may call them, with `{}` for an expert; names of single matrices come after
+    those of joined ones."""
+    with torch.device("meta"):
+        names = family.piece("DecoderLayer")(config, layer).state_dict()
+    found: list[str] = []
+    for name in names:
+        ways = family.ways_to_stack(name) or ((family.renamed.get(name, name),),)
+        found += [each for way in reversed(ways) for each in way]
+    return found
+
+
+def converters_name(name: str) -> str:
+    """As llama.cpp's converter looks it up: experts are joined, and these are weights or biases."""
+    name = name.replace(".experts.{}.", ".experts.").replace("_correction_bias", "_correction.bias")
+    name = name.replace(".dt_bias", ".dt_proj.bias")
+    return f"{name}.weight" if name.endswith((".sinks", ".layer_scalar")) else name
+
+
+def expected_names(family: Family, config: Any, architecture: str) -> dict[str, str]:
+    """Of the tensors in layers."""
+    (kind,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
+    table, found = get_tensor_name_map(kind, config.num_hidden_layers), {}
+    for layer in range(config.num_hidden_layers):
+        prefix = f"model.layers.{layer}."
+        for name in parameters(family, config, layer):
+            if name in OF_GEMMA4:
+                found[f"blk.{layer}.{OF_GEMMA4[name]}"] = prefix + name
+                continue
+            whole = converters_name(prefix + name)
+            stem, _, leaf = whole.rpartition(".")
+            has_suffix = leaf in ("weight", "bias")
+            tensor = table.get_name(stem if has_suffix else whole)
+            if tensor is not None:
+                ours = name.replace("linear_attn.A_log", STORED_FADING)
+                found[f"{tensor}.{leaf}" if has_suffix else tensor] = prefix + ours
+    return found
+
+
+def config_of(shape: str) -> Any:
+    family, fields = SHAPES[shape]
+    biases = {"attention_bias": True} if architecture_of(shape) in BIASED else {}
+    return AutoConfig.for_model(family, **{**fields, **biases})
+
+
+def architecture_of(shape: str) -> str:
+    family, _ = SHAPES[shape]
+    return ARCHITECTURES.get(family, family)
+
+
+def test_tensors_in_layers_have_the_names_of_the_gguf_package() -> None:
+    seen: dict[str, set[str]] = {architecture: set() for architecture in MODEL_TYPES}
+    for shape, (kind, _) in SHAPES.items():
+        config, architecture, family = config_of(shape), architecture_of(shape), FAMILIES[kind]
+        expected = expected_names(family, config, architecture)
+        seen[architecture] |= {tensor.split(".", 2)[2] for tensor in expected}
+        if shape not in nightly(["llama", "mixtral", "gemma4", "qwen3.5-moe", "gpt-oss"], SHAPES):
+            continue
+        tensors = GgufTensors("m", architecture, [*expected], lambda name: None, spec_of(config), family)
+        experts = range(experts_of(config))
+        named = {
+            name.format(expert): tensor
+            for tensor, name in expected.items()
+            for expert in (experts if "{}" in name else [0])
+        }
+        assert {name: tensors.files_of(name) for name in tensors} == {
+            name: (tensor,) for name, tensor in named.items()
+        }
+        with pytest.raises(InputError, match=r"holds blk\.0\.strange\.weight, for which"):
+            GgufTensors(
+                "m",
+                architecture,
+                [*expected, "blk.0.strange.weight"],
+                lambda name: None,
+                spec_of(config),
+                family,
+            )
+    for architecture, leaves in seen.items():
+        assert names_in_layers(architecture).keys() == leaves, architecture
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if not name.startswith("qwen3.5")])
+def test_what_was_done_to_tensors_is_taken_back_as_transformers_does(shape: str) -> None:
+    """Of Qwen3.5 it knows nothing."""
+    config, architecture = config_of(shape), architecture_of(shape)
+    processor = TENSOR_PROCESSORS.get(CONVERTED_AS.get(architecture, architecture), TensorProcessor)
+    theirs: Any = processor(config=config.to_dict())
+    ours = CONVERSIONS.get(architecture, Conversion)(spec_of(config))
+    generator = np.random.default_rng(0)
+    for leaf in (*names_in_layers(architecture), "../output_norm.weight"):
+        name = f"blk.0.{leaf}".replace("blk.0.../", "")
+        for size in ((256,), (256, 3)):
+            numbers = generator.normal(size=size).astype(np.float32)
+            expected = theirs.process(weights=numbers, name=name).weights.reshape(size)
+            assert np.array_equal(ours.undone(numbers, name), expected), name
+
+
+@pytest.mark.parametrize("architecture", MODEL_TYPES)
+def test_entries_have_the_names_of_transformers(architecture: str) -> None:
+    kind = MODEL_TYPES[architecture].removesuffix("_text")
+    theirs = GGUF_CONFIG_MAPPING.get(kind, GGUF_CONFIG_MAPPING["llama"])
+    expected = {key: name for key, name in theirs.items() if name and key not in READ_OTHERWISE}
+    assert FIELDS | MORE_FIELDS.get(architecture, {}) == expected
+    defaults = GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {})
+    assert defaults == ({"norm_topk_prob": True} if architecture == "qwen3moe" else {})
