@@ -122,13 +122,15 @@ class HeadTensors:
     def _tensor(self, name: str) -> torch.Tensor:
         from safetensors import SafetensorError, safe_open
 
+        from flowspec.model.bridge import tensor_of
+
         published = self.published(name)
         if name not in self.names:
             raise InputError(
                 f"EAGLE head {self.model!r} has no tensor {published}; expected all of a published layout"
             )
         if self._pickled is not None:
-            return self._pickled[published]
+            return tensor_of(self._pickled[published])
         try:
             with safe_open(self._files.path(self._file_of[published]), framework="pt") as opened:
                 found: torch.Tensor = opened.get_tensor(published)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import io
 import json
 import os
 import pickle
@@ -22,8 +23,9 @@ from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
+from flowspec.model.bridge import tensor_of
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.pickled_file import PICKLE_BYTES_MAX, load_pickled, pickled_words
+from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, load_pickled, pickled_words
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 
@@ -69,12 +71,9 @@ def test_nothing_in_the_product_can_open_a_pickle() -> None:
     named = {path: source for path, source in sources.items() if words.search(source)}
     trees = {str(path.relative_to(ROOT)): ast.parse(source) for path, source in named.items()}
     assert {path for path, tree in trees.items() if opens_pickles(tree)} == {PICKLED_HEADS}
-    (call,) = (
-        node
-        for node in ast.walk(trees[PICKLED_HEADS])
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
-    )
-    assert "weights_only=True" in map(ast.unparse, call.keywords)
+    for callable_ in (os.system, Path.touch, bytearray, torch.tensor):
+        with pytest.raises(KeyError):
+            Unpickler(io.BytesIO(pickle.dumps(callable_))).load()
     for code in ("from pickle import loads", "import torch\ntorch.load('x')", "f(trust_remote_code=True)"):
         assert opens_pickles(ast.parse(code))
 
@@ -159,8 +158,9 @@ def test_tensors_come_as_they_were_saved(wrap: Callable[[Any], Any], tmp_path: P
     found = load_pickled(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor)
+        again = tensor_of(found[name])
+        assert again.dtype == tensor.dtype
+        assert torch.equal(again, tensor)
 
 
 class Called:
@@ -253,17 +253,4 @@ def test_two_pickles_or_one_elsewhere_or_before_an_archive_are_refused(tmp_path:
     path.write_bytes(BYTES + innocent.read_bytes())
     assert zipfile.is_zipfile(path)
     with pytest.raises(InputError, match="does not begin as one"):
-        load_pickled(path)
-
-
-def test_what_torch_reads_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Should its reader of archives find another pickle than Python's."""
-    path, hostile = tmp_path / "pytorch_model.bin", tmp_path / "hostile.bin"
-    saved(path)
-    with zipfile.ZipFile(hostile, "w") as archive:
-        archive.writestr("ROOT/data.pkl", BYTES)
-        archive.writestr("ROOT/version", b"3")
-    reader = torch._C.PyTorchFileReader
-    monkeypatch.setattr(torch._C, "PyTorchFileReader", lambda name: reader(str(hostile)))
-    with pytest.raises(InputError, match="bytearray"):
         load_pickled(path)
