@@ -5,7 +5,7 @@
     with LLM("Qwen/Qwen3-0.6B", cluster="my-cluster.toml") as llm:
         print(llm.generate("Why is the sky blue?").text)
 
-docs/api.md has more. Names are imported when they are first used: torch and ZeroMQ take a second.
+docs/api.md has more. Names are imported when they are first used: transformers takes a second.
 """
 
 from importlib import import_module

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from flowspec.core.head.events import (
     Draft,
@@ -162,7 +162,7 @@ class Pipeline:
                 if isinstance(message, Release):
                     drafter.release(message)
                 elif isinstance(message, TakeFeatures):
-                    own = torch.stack([row for (row,) in message.rows])
+                    own = np.stack([row for (row,) in message.rows])
                     drafter.take_features(message.request, message.epoch, message.nodes, own)
                 elif message is not None:
                     assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"

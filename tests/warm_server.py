@@ -61,9 +61,6 @@ def _preload() -> None:
             importlib.import_module(module.name)
     for name in pool.PRELOADED:
         importlib.import_module(name)
-    from flowspec.model.families import FAMILIES
-
-    FAMILIES["llama"].piece("DecoderLayer")
     commands._summary = functools.cache(commands._summary)
     commands.build_parser()
     gc.collect()

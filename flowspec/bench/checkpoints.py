@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch  # before transformers is, which else does without it
 
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
@@ -346,7 +346,7 @@ def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:
     chance only."""
     shape = {
         **SMALL,
-        "vocab_size": target.config().vocab_size,
+        "vocab_size": target.spec.vocabulary,
         "num_hidden_layers": 1,
         "max_position_embeddings": 4096,
     }

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flowspec.bench.guesses import depths_of
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.draft.protocol import Drafter
-
-if TYPE_CHECKING:
-    import torch
 
 
 class DrafterForEach:
@@ -55,5 +52,5 @@ class DrafterForEach:
     def release(self, message: Release) -> None:
         self._drafters[message.request].release(message)
 
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: Any) -> None:
         self._drafters[request].take_features(request, epoch, ids, features)

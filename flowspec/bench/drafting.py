@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from flowspec.bench.feature_guesses import FeatureReaders
 from flowspec.bench.guesses import Maker
+from flowspec.bench.model_guesses import Models
 from flowspec.bench.plain import DTYPE, PlainCase
 from flowspec.bench.random_guesses import Randoms
 from flowspec.core.protocol import limits
 from flowspec.draft.kinds import find_drafter
 from flowspec.draft.ranking import Ranker
 from flowspec.model.files import ModelFiles
-from flowspec.model.spec import spec_of
 
 RANDOM = "random"
 
@@ -35,22 +36,18 @@ def open_drafting(name: str, target: ModelFiles, *, coupled: bool = True) -> Vir
 
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
-    config = target.config()
-    context, ranker = spec_of(config).context_max, Ranker(config.vocab_size, coupled=coupled)
+    vocabulary, context = target.spec.vocabulary, target.spec.context_max
+    ranker = Ranker(vocabulary, coupled=coupled)
     if name == RANDOM:
-        return Randoms(ranker, config.vocab_size, context)
+        return Randoms(ranker, vocabulary, context)
     kind = find_drafter(name)
     if kind.reads_features:
-        from flowspec.bench.feature_guesses import FeatureReaders  # needs torch
-
         kind.check(target)
         return FeatureReaders(kind, target, context=context, coupled=coupled)
     model = kind.model_for_device(target)
     if model is None:
         return Real(lambda: kind.open(target, DTYPE, None, context=context, coupled=coupled))
-    from flowspec.bench.model_guesses import Models  # needs torch
-
-    return Models(model, ranker, min(context, spec_of(model.config()).context_max, limits.CONTEXT_MAX))
+    return Models(model, ranker, min(context, model.spec.context_max, limits.CONTEXT_MAX))
 
 
 class Real:

@@ -16,7 +16,6 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -27,14 +26,14 @@ from torch import nn
 
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.layer_by_layer import LAYER_INPUT
-from flowspec.model.quantised import LINEARS
+from flowspec.model.parts import LAYER_INPUT, LayerShape, Linear, RouterPart, Stack
 from flowspec.model.reference import Reference, is_inputs_first
+from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
-from flowspec.model.spec import spec_of
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
+from flowspec.model.weights import family_named
 
 TOKENS = 2000
 WINDOW_MAX = 500
@@ -143,7 +142,7 @@ def check(
     """
     reference = Reference(files, "float32")
     text, windows = read_windows(files)
-    unrounded = _perplexity(reference, windows) if dtype in LINEARS else None
+    unrounded = _perplexity(reference, windows) if dtype in ROUNDINGS else None
     reference.round_to(dtype)
     return compare(reference, whole, dtype, text, windows, unrounded, tell)
 
@@ -191,7 +190,7 @@ def compare(
         reference=theirs.perplexity,
         unrounded=unrounded,
         matrix=worst_matrix(whole.part, reference),
-        matrix_limit=max(MATRIX_LIMIT_MIN, MATRIX_FACTOR * torch.finfo(whole.part.dtype).eps),
+        matrix_limit=max(MATRIX_LIMIT_MIN, MATRIX_FACTOR * torch.finfo(getattr(torch, whole.part.dtype)).eps),
         perplexity_limit=max(PERPLEXITY_LIMIT, NOISE_FACTOR * rounded.error_beside(theirs)),
     )
 
@@ -204,14 +203,14 @@ def read_windows(files: ModelFiles) -> tuple[str, list[tuple[int, ...]]]:
 
     For a model without a tokenizer the tokens are random, the same every time.
     """
-    config = files.config()
+    spec = files.spec
     if files.has_tokenizer:
         name = "the shipped text"
         ids = Tokenizer(files).encode(bundled_folder(TEXT).read_text("utf-8"))[:TOKENS]
     else:
         name, chance = "random tokens", random.Random(1)
-        ids = [chance.randrange(FIRST_ID, config.vocab_size) for _ in range(TOKENS)]
-    longest = min(WINDOW_MAX, spec_of(config).context_max)
+        ids = [chance.randrange(FIRST_ID, spec.vocabulary) for _ in range(TOKENS)]
+    longest = min(WINDOW_MAX, spec.context_max)
     if longest < 2:
         raise InputError(f"model {files.model!r}: expected a context of 2 tokens or more, got {longest}")
     count = -(-len(ids) // longest)
@@ -265,19 +264,19 @@ def _perplexity(reference: Reference, windows: Sequence[tuple[int, ...]]) -> flo
 
 # -------------------------------------------------------------------------------------------- matrices
 
-Product = Callable[[torch.Tensor], torch.Tensor]
-
 
 @torch.inference_mode()
 def worst_matrix(part: Slice, reference: Reference) -> MatrixError:
     """Multiplies the same random rows by each matrix of a slice, and by the reference's."""
     worst = MatrixError(matrix="", output=0, share=0.0)
+    engine, (alone, together) = part.engine, MATRIX_ROWS
     generator = torch.Generator().manual_seed(1)
-    for name, product, weight, bias in _matrices(part, reference):
-        rows = torch.randn((sum(MATRIX_ROWS), weight.shape[1]), generator=generator).to(part.dtype)
-        portions_of = torch.split(rows, list(MATRIX_ROWS))
-        found = torch.cat([product(some.to(part.device)).float().cpu() for some in portions_of])
-        off = (found - F.linear(rows.float(), weight, bias)).square().mean(dim=0).sqrt()  # [out]
+    for name, linear, weight, bias in _matrices(part, reference):
+        drawn = torch.randn((alone + together, weight.shape[1]), generator=generator)
+        rows, product = engine.cast(drawn.numpy()), engine.rows(linear.inputs, linear=linear)
+        made = [engine.numpy(engine.wide(product(some))) for some in (rows[:alone], rows[alone:])]
+        expected = F.linear(torch.from_numpy(engine.numpy(engine.wide(rows))), weight, bias)
+        off = (torch.from_numpy(np.concatenate(made)) - expected).square().mean(dim=0).sqrt()  # [out]
         squares = weight.square().sum(dim=1) + (0 if bias is None else bias.square())
         size = squares.sqrt()  # of an output, on average
         shares = off / size.clamp_min(torch.finfo(torch.float32).tiny)
@@ -287,33 +286,41 @@ def worst_matrix(part: Slice, reference: Reference) -> MatrixError:
     return worst
 
 
-Matrix = tuple[str, Product, torch.Tensor, torch.Tensor | None]
+Matrix = tuple[str, Linear, torch.Tensor, torch.Tensor | None]
 
 
 def _matrices(part: Slice, reference: Reference) -> Iterator[Matrix]:
-    """Name, how the slice multiplies rows `[rows, in]` by it, its values `[out, in]` in float32, and its bias
-    `[out]`.
-    """
-    for index, layer in enumerate(part.pieces.layers):
-        plain = reference.layer(index)
-        own = dict(layer.named_modules())
-        if (given := own.get(LAYER_INPUT)) is not None:
-            matrix = reference.layer_projection(index, given.table.embedding_dim)
-            yield f"layers.{index}.{LAYER_INPUT}.projection.weight", given.projection, matrix, None
+    """Name, how the slice has it, its values `[out, in]` in float32, and its bias `[out]`."""
+    for index in range(part.span.count):
+        plain, own = reference.layer(index), _by_parameter(part, index)
+        if (given := own.get(f"{LAYER_INPUT}.projection.weight")) is not None:
+            matrix = reference.layer_projection(index, given.outputs)
+            yield f"layers.{index}.{LAYER_INPUT}.projection.weight", given, matrix, None
         for path, module in plain.named_modules():
             for name, weight in module.named_parameters(recurse=False):
-                full = f"layers.{index}.{path}.{name}"
+                full = f"{path}.{name}"
                 if type(module) is nn.Linear and name == "weight":
-                    yield full, own[path], weight, module.bias
+                    yield f"layers.{index}.{full}", own[full], weight, module.bias
                 elif weight.dim() == 3 and not isinstance(module, nn.Conv1d):  # a mixture's experts
-                    mine = getattr(own[path], name)
-                    for expert, values in enumerate(weight):
-                        packed = isinstance(mine, nn.ModuleList)
-                        product = mine[expert] if packed else partial(F.linear, weight=mine[expert])
+                    for expert, (values, linear) in enumerate(zip(weight, own[full].linears, strict=True)):
                         if is_inputs_first(module):
                             values = values.T
                             if name == "gate_up_proj":
                                 values = torch.cat([values[::2], values[1::2]])
-                        yield f"{full}[{expert}]", product, values, None
-    assert part.pieces.lm_head is not None, "a whole model"
-    yield "lm_head.weight", part.pieces.lm_head, reference.head.weight, None
+                        yield f"layers.{index}.{full}[{expert}]", linear, values, None
+    assert part.parts.lm_head is not None, "a whole model"
+    yield "lm_head.weight", part.parts.lm_head, reference.head.weight, None
+
+
+def _by_parameter(part: Slice, index: int) -> dict[str, Any]:
+    """A layer's linear layers, and stacks of such, by what transformers calls their weights."""
+    spec, own = part.spec, part.spec.layers[index]
+    shape = LayerShape(spec=own, family=family_named(spec), hidden=spec.hidden, is_own=own.source == index)
+    found: dict[str, Any] = {}
+    for name, place in shape.places.items():
+        made = part.parts.layer(index)[name]
+        if isinstance(made, RouterPart):
+            made = Linear(inputs=spec.hidden, matrices=(part.engine.matrix(made.weights),))
+        if isinstance(made, Linear | Stack):
+            found |= {full: made for _, full, _ in place.parameters()}
+    return found

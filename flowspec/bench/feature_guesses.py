@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from flowspec.bench.guesses import Maker
 from flowspec.bench.plain import DTYPE, PlainCase
@@ -20,11 +19,13 @@ from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.featured import FeatureDrafter
 from flowspec.draft.kinds.base import Kind
+from flowspec.model.accelerator import use_threads
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 """Where worlds run: a simulation's answers do not depend on the machine."""
 
 
@@ -32,14 +33,14 @@ class FeatureReaders:
     """Drafters of one kind over one target, in float32."""
 
     def __init__(self, kind: Kind, target: ModelFiles, *, context: int, coupled: bool) -> None:
-        count = target.config().num_hidden_layers
-        torch.set_num_threads(1)  # its passes are too small for more
+        count = len(target.spec.layers)
+        use_threads(1)  # its passes are too small for more
         self._open = partial(kind.open, target, DTYPE, CPU, context=context, coupled=coupled)
         self._target = Slice.load(target, Span(first=0, end=count, count=count), DTYPE, CPU)
 
     def begin(self, case: PlainCase) -> Maker:
         path = (*case.prompt, *case.answer)
-        features: torch.Tensor | None = None
+        features: Array | None = None
 
         def make() -> PathReader:
             nonlocal features
@@ -52,7 +53,7 @@ class FeatureReaders:
 
         return make
 
-    def _features(self, path: tuple[int, ...], case: PlainCase, captures: tuple[int, ...]) -> torch.Tensor:
+    def _features(self, path: tuple[int, ...], case: PlainCase, captures: tuple[int, ...]) -> Array:
         """`[len(path), hidden * len(captures)]`."""
         length = len(path)
         self._target.captures = captures
@@ -70,7 +71,7 @@ class FeatureReaders:
         job = RunLayers(job=0, parts=(part,), payload=None, rows=tuple(range(length)))
         _, features, *_ = self._target.run(job, None)
         self._target.close_cache(0)
-        return features.clone()
+        return features.copy()
 
 
 class PathReader:
@@ -81,7 +82,7 @@ class PathReader:
         self,
         drafter: FeatureDrafter[Any, Any],
         path: tuple[int, ...],
-        features: torch.Tensor,
+        features: Array,
         depths: tuple[float, ...],
     ) -> None:
         self.captures, self.context = drafter.captures, drafter.context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from flowspec.core.text_before import TextBefore
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.ranking import Children
 from flowspec.sim.prefixes import Prefixes, PrefixView
-
-if TYPE_CHECKING:
-    import torch
 
 WIDTH_MAX = 16
 """Children that are kept for a prefix."""
@@ -97,5 +94,5 @@ class MemoDrafter:
     def release(self, message: Release) -> None:
         self._view.release(message.request)
 
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: object) -> None:
         raise AssertionError("features came for a drafter that wants none")

@@ -18,11 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.bench.console import Step
-from flowspec.bench.random_panels import PanelFiles, layer_bytes
+from flowspec.bench.random_models import RandomFiles, layer_bytes
 from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
 from flowspec.core.protocol.precision import FILED
 from flowspec.core.stage.events import JobPart, RunLayers
@@ -31,8 +29,8 @@ from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span
 from flowspec.plan.cost import read_bytes
 from flowspec.plan.memory import mib
 from flowspec.plan.shape import ModelShape
@@ -62,7 +60,7 @@ WIDTH = 8
 class MeasuredMachine:
     """Where and how layers run: in `dtype`, and in `packed` precisions beside it."""
 
-    device: torch.device
+    device: str
     dtype: str
     packed: tuple[str, ...] = ()
 
@@ -189,31 +187,6 @@ def tiny_mixture(layers: int, experts_per_row: int) -> ModelShape:
     )
 
 
-def made_model(folder: Path, shape: ModelShape) -> ModelFiles:
-    """A checkpoint of random weights, in bfloat16 to be half as large on disk: a Llama, or a mixture in
-    Qwen3's layout."""
-    config = {
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": 4 * SLOTS,
-        "tie_word_embeddings": True,
-    }
-    if shape.experts > 1:
-        config |= {
-            "moe_intermediate_size": shape.intermediate // shape.experts_per_row,
-            "num_experts": shape.experts,
-            "num_experts_per_tok": shape.experts_per_row,
-            "norm_topk_prob": True,
-        }
-    family = "qwen3_moe" if shape.experts > 1 else "llama"
-    return ModelFiles(str(make_checkpoint(folder, family, config, dtype=torch.bfloat16)))
-
-
 def made_slices(
     machine: MeasuredMachine, shape: ModelShape, dtypes: Sequence[str]
 ) -> dict[str, tuple[ModelShape, Slice]]:
@@ -221,18 +194,16 @@ def made_slices(
     shape, which says what its weights take."""
     whole, found = Span(first=0, end=shape.layers, count=shape.layers), {}
     with tempfile.TemporaryDirectory() as folder:
-        files = made_model(Path(folder), shape)
+        files = RandomFiles(Path(folder), shape, 4 * SLOTS)
         for dtype in dtypes:
-            own_files, own = files, shape
-            if dtype == FILED:
-                own_files = PanelFiles(files.model)
-                own = replace(shape, filed_bytes=layer_bytes(own_files.tensors()))
-            found[dtype] = own, Slice.load(own_files, whole, dtype, machine.device)
+            filed_bytes = layer_bytes(files.tensors()) if dtype == FILED else shape.filed_bytes
+            own = replace(shape, filed_bytes=filed_bytes)
+            found[dtype] = own, Slice.load(files, whole, dtype, machine.device)
     return found
 
 
 def pass_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
-    """A pass of so many rows over a slice's layers: a chain, as in a prompt's chunk."""
+    """A pass of so many rows over all layers: a chain, as in a prompt's chunk."""
     part.open_cache(REQUEST, SLOTS)
     numbers = np.arange(rows)
     segment = JobPart(
@@ -247,18 +218,18 @@ def pass_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
     )
     job = RunLayers(job=0, parts=(segment,), payload=None, rows=tuple(range(rows)))
     wait = accelerator_of(machine.device).wait
-    payload = None if part.span.is_first else torch.randn(rows, part.spec.hidden).to(part.dtype)
 
     def run() -> None:
-        part.forward(job, payload)
+        part.forward(job, None)
         wait()
 
     return run
 
 
-def head_task(machine: MeasuredMachine, part: Slice, rows: int) -> Task:
+def head_task(part: Slice, rows: int) -> Task:
     """`lm_head` over so many rows, logits on the CPU at the end."""
-    hidden = torch.randn(rows, part.spec.hidden).to(part.dtype).to(machine.device)
+    drawn = np.random.default_rng(0).standard_normal((rows, part.spec.hidden), np.float32)
+    hidden = part.engine.cast(drawn)
 
     def run() -> None:
         part.logits(hidden)
@@ -315,7 +286,6 @@ def step_count(machine: MeasuredMachine, effort: Effort, beside: int = 0) -> int
     return (effort.rounds + 1) * (count + beside)
 
 
-@torch.inference_mode()
 def measure_beside(
     machine: MeasuredMachine,
     effort: Effort,
@@ -339,7 +309,7 @@ def measure_beside(
         for hidden, by_dtype in slices.items():
             for dtype, (_, part) in by_dtype.items():
                 tasks["layers", (dtype, hidden), rows] = pass_task(machine, part, rows)
-        tasks["lm_head", narrowest, rows] = head_task(machine, slices[narrowest][machine.dtype][1], rows)
+        tasks["lm_head", narrowest, rows] = head_task(slices[narrowest][machine.dtype][1], rows)
         tasks["drafter", 0, rows] = drafter_task(drafter, rows)
     tiny = {layers: made_shape(WIDTH_TINY, layers, VOCABULARY_TINY) for layers in effort.tiny}
     for layers, shape in tiny.items():

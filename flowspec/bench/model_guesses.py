@@ -11,15 +11,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.bench.plain import DTYPE, PlainCase
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.ranking import F32, Children, Ranker
+from flowspec.model.accelerator import use_threads
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span
 
 HELD_MAX = 16
 """Cases whose paths are held at once: those that many users have answered at one time."""
@@ -32,8 +33,8 @@ class Models:
 
     def __init__(self, files: ModelFiles, ranker: Ranker, context: int) -> None:
         count = files.raw_config()["num_hidden_layers"]
-        torch.set_num_threads(1)  # its passes are too small for more
-        self.model = Slice.load(files, Span(first=0, end=count, count=count), DTYPE, torch.device("cpu"))
+        use_threads(1)  # its passes are too small for more
+        self.model = Slice.load(files, Span(first=0, end=count, count=count), DTYPE)
         self.ranker = ranker
         self.context = context
         self.held: OrderedDict[_ModelGuesses, int] = OrderedDict()
@@ -56,7 +57,7 @@ class _ModelGuesses(Guesses):
         self._position = {prefix: position for position, prefix in enumerate(self.prefixes.chain(self._path))}
         self._path_states = self._hold()
 
-    def _hold(self) -> torch.Tensor:
+    def _hold(self) -> Array:
         """Puts the path into a cache of the model's, if there are enough in place of another case's; its
         hidden states."""
         length, held = len(self._path), self._drafting.held
@@ -105,7 +106,7 @@ class _ModelGuesses(Guesses):
         slots: range,
         positions: npt.NDArray[np.int64],
         visible: npt.NDArray[np.bool_],
-    ) -> torch.Tensor:
+    ) -> Array:
         """Hidden states of rows in these slots, of which each sees the slots that `visible` `[rows, high]`
         says."""
         high = visible.shape[1]
@@ -124,5 +125,5 @@ class _ModelGuesses(Guesses):
         )
         return states
 
-    def _logits(self, states: Sequence[torch.Tensor]) -> F32:
-        return self._model.logits(torch.stack(list(states)))
+    def _logits(self, states: Sequence[Array]) -> F32:
+        return self._model.logits(np.stack(states))

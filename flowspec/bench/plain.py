@@ -8,19 +8,15 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from flowspec.bench.console import progress
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.prompts import Prompt
-from flowspec.model.spec import spec_of
+from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import pick_context
-
-if TYPE_CHECKING:
-    from flowspec.model.step_by_step import StepByStep
 
 DTYPE = "float32"
 
@@ -74,10 +70,9 @@ def plain_cases(
     Raises `InputError`, before anything is answered, for a prompt that is too long for `context` (None: the
     model's).
     """
-    config = files.config()
-    most = spec_of(config).context_max
+    most = files.spec.context_max
     room = pick_context(None, most) if context is None else min(context, most)
-    advice = recommended(files, config)
+    advice = recommended(files, files.config())
     samplings, stop_ids = [advice.with_suppressed(each) for each in samplings], advice.stop_ids
     tokenizer = Tokenizer(files)
     encoded = []
@@ -143,8 +138,6 @@ class _Answers:
         key = json.dumps(depends, separators=(",", ":"))
         if key not in self._known:
             if self._plain is None:
-                from flowspec.model.step_by_step import StepByStep  # imports torch, which takes seconds
-
                 self._plain = StepByStep.load(self._files, DTYPE)
             self._known[key] = list(
                 self._plain.generate(prompt, sampling, self._new_tokens_max, self._stop_ids)

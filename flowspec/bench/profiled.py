@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, Maker, MemoDrafter
 from flowspec.bench.plain import PlainCase
@@ -28,10 +27,9 @@ from flowspec.draft.cached import Masks, Row
 from flowspec.draft.eagle import EagleDrafter
 from flowspec.draft.featured import FeatureDrafter
 from flowspec.draft.ranking import Children
+from flowspec.model.arithmetic.arrays import F32, I64
 from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.sim.prefixes import PrefixView
-
-CPU = torch.device("cpu")
 
 
 class Profiled:
@@ -107,11 +105,11 @@ class _Texts:
     def release(self, request: int) -> None:
         self._view.release(request)
 
-    def propose(self, rows: Sequence[Row], distances: torch.Tensor, width: int) -> list[Proposal]:
+    def propose(self, rows: Sequence[Row], distances: F32, width: int) -> list[Proposal]:
         """`distances` `[rows, 1]`."""
         assert width <= WIDTH_MAX, f"{width} children are asked for, {WIDTH_MAX} are kept"
         found = []
-        for row, distance in zip(rows, distances[:, 0].long().tolist(), strict=True):
+        for row, distance in zip(rows, distances[:, 0].astype(int).tolist(), strict=True):
             children = self._guesses.at(self._view.prefix(row.request, row.node), distance)
             found.append(
                 Proposal(
@@ -125,6 +123,21 @@ class _Texts:
         return found
 
 
+class _Memory:
+    """All that a drafter asks an engine for."""
+
+    device, dtype = "cpu", "float32"
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> F32:
+        return np.zeros(shape, np.float32)
+
+    def copied(self, x: F32) -> F32:
+        return x.copy()
+
+    def store(self, *_: Any) -> None:
+        raise AssertionError("there are no keys and values")
+
+
 class _Counting:
     """What both networks have in common: a feature is one number, and nothing is kept of a node."""
 
@@ -132,32 +145,29 @@ class _Counting:
     """Some: which layers these are is for the profile's `depths` to say."""
     hidden_size = width = slot_bytes = 1
     weight_bytes = 0
-    dtype = torch.float32
-    device = CPU
+    engine = _Memory()
 
     def __init__(self, context: int) -> None:
         self.context_max = context
 
-    def project(self, target_features: torch.Tensor) -> torch.Tensor:
-        return torch.zeros((len(target_features), 1))
+    def project(self, target_features: F32) -> F32:
+        return np.zeros((len(target_features), 1), np.float32)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: F32) -> F32:
         raise AssertionError("what is proposed is drawn by chance")
 
     def target_ids(self) -> None:
         return None
 
     def new_cache(self, slots_max: int) -> TreeCache:
-        return TreeCache(heads={}, slots_max=slots_max, dtype=self.dtype, device=CPU)
+        return TreeCache(heads={}, memory=self.engine, slots_max=slots_max)
 
 
 class _CountingChain(_Counting):
     """The target's features are 0, and a prediction is one more than what it stems from: the distance of what
     is guessed with it."""
 
-    def run(
-        self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, batch: TreeBatch
-    ) -> torch.Tensor:
+    def run(self, tokens: I64, features: F32, positions: I64, batch: TreeBatch) -> F32:
         return features + 1
 
 
@@ -168,21 +178,18 @@ class _CountingBlock(_Counting):
         super().__init__(context)
         self.block = SimpleNamespace(size=size, rank=0)
 
-    def write(self, features: torch.Tensor, positions: torch.Tensor, cache: TreeCache) -> None: ...
+    def write(self, features: F32, positions: I64, cache: TreeCache) -> None: ...
 
-    def run(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> torch.Tensor:
-        places = torch.arange(1, self.block.size + 1, dtype=self.dtype)
-        return places.repeat(len(tokens), 1)[..., None]
+    def run(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> F32:
+        places = np.arange(1, self.block.size + 1, dtype=np.float32)
+        return np.tile(places, (len(tokens), 1))[..., None]
 
-    def after(self, guesses: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    def after(self, guesses: F32, tokens: Sequence[int]) -> F32:
         return guesses
 
 
-class _Vocabulary:
-    """All that a drafter asks a target for."""
-
-    def config(self) -> Any:
-        return SimpleNamespace(vocab_size=VOCABULARY)
+TARGET: Any = SimpleNamespace(spec=SimpleNamespace(vocabulary=VOCABULARY))
+"""All that a drafter asks a target for."""
 
 
 class _OfProfile(FeatureDrafter[Any, Any]):
@@ -190,7 +197,7 @@ class _OfProfile(FeatureDrafter[Any, Any]):
     `ranked_rows`."""
 
     def __init__(self, head: Any, guesses: ProfiledGuesses, depths: Sequence[float]) -> None:
-        super().__init__(head, _Vocabulary(), context=guesses.context)
+        super().__init__(head, TARGET, context=guesses.context)
         self.depths = tuple(depths)
         self.ranked_rows = 0
         self._texts = _Texts(guesses)
@@ -207,9 +214,9 @@ class _OfProfile(FeatureDrafter[Any, Any]):
         self._texts.release(message.request)
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: object) -> None:
-        super().take_features(request, epoch, ids, torch.zeros((len(ids), 1)))
+        super().take_features(request, epoch, ids, np.zeros((len(ids), 1), np.float32))
 
-    def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int, masks: Masks) -> list[Proposal]:
+    def _propose(self, rows: Sequence[Row], hidden: F32, width: int, masks: Masks) -> list[Proposal]:
         return self._texts.propose(rows, hidden, width)
 
 

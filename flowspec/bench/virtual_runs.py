@@ -23,6 +23,7 @@ from flowspec.bench.drafting import VirtualDrafter, open_drafting
 from flowspec.bench.guesses import Maker
 from flowspec.bench.outcome import Record, write_records
 from flowspec.bench.plain import PlainCase
+from flowspec.bench.profiled import Profiled
 from flowspec.bench.simulated import Drafters, Run, run
 from flowspec.bench.synthetic import Synthetic
 from flowspec.bench.workers import interrupted_later, open_pool
@@ -146,8 +147,6 @@ class VirtualRuns:
         key = (name, coupled)
         if key not in self._draftings:
             if self.bench.profile is not None:
-                from flowspec.bench.profiled import Profiled  # needs torch
-
                 self._draftings[key] = Profiled(self.bench.profile, self.bench.context)
             elif self.bench.declared:
                 names = [each.name for each in self.bench.declared]

@@ -96,7 +96,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let `flowspec devices` find it in the local network (default: it is announced nowhere)",
     )
-    parser.add_argument("--threads", type=int, metavar="N", help="torch threads (default: torch's choice)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="threads that compute (default: one on each core, or OMP_NUM_THREADS)",
+    )
     parser.add_argument(
         "--profile",
         metavar="BOARD",
@@ -121,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     if args.name is not None and not 0 < len(args.name) <= NAME_CHARS_MAX:
         raise InputError(f"--name: expected 1 to {NAME_CHARS_MAX} characters, got {len(args.name)}")
     if args.device.startswith("cuda"):
-        # It imports torch, which a daemon otherwise does on its first assignment.
+        # It imports torch, which the daemon of a GPU otherwise does on its first assignment.
         from flowspec.model.accelerator import find
 
         find(args.device)

@@ -36,7 +36,6 @@ from flowspec.draft.kinds import FALLBACK
 from flowspec.draft.published import Measured, table
 from flowspec.errors import InputError, first_line, meant
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_models
-from flowspec.model.spec import spec_of
 from flowspec.plan.accepted_length import EAGLE_2_TREE
 from flowspec.plan.memory import mib, weights_of
 from flowspec.plan.planner import DoesNotFit
@@ -124,7 +123,7 @@ def _rate(args: argparse.Namespace, shape: ModelShape, dtype: str, files: ModelF
         return on_equal_devices(shape, dtype)
     weights, most = weights_of(shape), limits.CONTEXT_MAX
     if files is not None:
-        weights, most = model_weights(files, shape), spec_of(files.config()).context_max
+        weights, most = model_weights(files, shape), files.spec.context_max
     return on(wanted_of(args, shape, weights, (dtype,), pick_context(args.context, most)).request)
 
 

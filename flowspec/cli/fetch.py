@@ -36,8 +36,6 @@ from flowspec.model.hub_choices import (
     hub_sizes,
     write_headers,
 )
-from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
 from flowspec.plan.memory import mib, weights_of
 from flowspec.plan.planner import DoesNotFit, make_plan
 from flowspec.plan.shape import ModelShape, shape_of
@@ -217,10 +215,8 @@ def _look(
     else:
         assert shown is not None, "a checkpoint has a config.json"
         files = _beginning(repository, shown, folder)
-    config = files.config()
-    family_of(config, files.model)
-    context = pick_context(args.context, spec_of(config).context_max)
-    return shape_of(spec_of(config), repository), pick_dtype(args.dtype, files, config), context
+    spec, dtype = files.spec, pick_dtype(args.dtype, files, files.config())
+    return shape_of(spec, repository), dtype, pick_context(args.context, spec.context_max)
 
 
 def _beginning(repository: str, choice: Choice, folder: Path) -> ModelFiles:

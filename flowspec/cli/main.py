@@ -91,8 +91,9 @@ def _raise_files_limit() -> str:
 
 
 def _end(ending: list[int]) -> None:
-    """Ends the process where its command returned a status. Python would first look at each of torch's
-    objects and free it, which takes seconds on a board; the system frees all of them at once."""
+    """Ends the process where its command returned a status. Python would first look at each
+    object of the libraries and free it, which takes seconds on a board; the system frees all of them at
+    once."""
     for status in ending:
         for stream in (sys.stdout, sys.stderr):  # what was called at the end may have said something
             with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed

@@ -16,8 +16,6 @@ from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.mtp_files import has_mtp
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
 from flowspec.plan.memory import ModelWeights, weights_of
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.shape import ModelShape, find_shape, longest_context, shape_of
@@ -198,14 +196,13 @@ def _model(args: argparse.Namespace) -> tuple[ModelShape, ModelWeights, tuple[st
         context = pick_context(args.context, longest_context(shape))
         return shape, weights_of(shape), asked or ("float16",), context
     files = ModelFiles(args.model)
-    config = files.config()
-    family_of(config, files.model)
-    shape = shape_of(spec_of(config), args.model, files.filed_bytes, has_mtp=has_mtp(files, config))
+    spec, config = files.spec, files.config()
+    shape = shape_of(spec, args.model, files.filed_bytes, has_mtp=has_mtp(files, config))
     return (
         shape,
         model_weights(files, shape),
         asked or (pick_dtype(None, files, config),),
-        pick_context(args.context, spec_of(config).context_max),
+        pick_context(args.context, spec.context_max),
     )
 
 

@@ -67,7 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=Rare("what to measure (default: %(default)s)"),
     )
     parser.add_argument(
-        "--threads", type=positive, metavar="N", help=Rare("torch threads (default: torch's choice)")
+        "--threads",
+        type=positive,
+        metavar="N",
+        help=Rare("threads that compute (default: one on each core, or OMP_NUM_THREADS)"),
     )
     parser.add_argument(
         "--quick", action="store_true", help="fewer and smaller measurements: seconds instead of minutes"
@@ -96,15 +99,13 @@ def run(args: argparse.Namespace) -> int:
     if args.keep:
         out.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     _check_out(out, args.force or args.keep)
-    from flowspec.model.trials import prepare
+    from flowspec.model.trials import prepare, torch_version
     from flowspec.runtime.cluster_file import read_cluster
     from flowspec.runtime.security.cluster_keys import cluster_keys
 
     devices = [] if args.cluster is None else read_cluster(args.cluster)
     keys = None if args.cluster is None else cluster_keys(args.cluster, devices)
     prepare()
-    import torch
-
     from flowspec.bench.console import progress
     from flowspec.bench.fitting import error, fit
     from flowspec.bench.measure import QUICK, Effort, measure_beside, step_count
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
         measured, _ = measure_beside(machine, effort, {}, step)
     basis = f"measured by flowspec profile on {datetime.date.today().isoformat()}"
     profile = fit(measured, machine, out.stem, basis)
-    source = f"{basis}, torch {torch.__version__}"
+    source = basis if here.is_cpu else f"{basis}, torch {torch_version()}"
     text = "\n".join(profile_lines(profile, machine, measured, peers, host, source)) + "\n"
     _check_out(out, args.force or args.keep)
     try:
@@ -161,12 +162,12 @@ def measured_machine(here: Accelerator, asked: Sequence[str] | None) -> Measured
     """What is measured where these precisions are asked for; with None the usual one and the packed ones that
     have a right kernel here. Raises `InputError` for one that was asked for and has none."""
     from flowspec.bench.measure import MeasuredMachine
-    from flowspec.model.kernels import kernel_of
+    from flowspec.model.trials import run_trial
 
     packed = []
     for dtype in PACKED if asked is None else filter(PACKED.__contains__, asked):
         try:
-            kernel_of(dtype, here.device)
+            run_trial(dtype, here.device)
         except InputError as problem:
             if asked is not None:
                 raise
@@ -216,7 +217,7 @@ def numbers(profile: DeviceProfile) -> dict[str, dict[str, Any]]:
 def raw(machine: MeasuredMachine, measured: MachineTimes, peers: Sequence[MeasuredPeer]) -> dict[str, Any]:
     """What was measured: milliseconds by rows (of a layer by precision and width, too), links by device name,
     and which kernels those of packed precisions are."""
-    from flowspec.model.kernels import kernel_of
+    from flowspec.model.trials import run_trial
 
     layers: dict[str, dict[str, dict[str, float]]] = {}
     for dtype, points in measured.layers.items():
@@ -225,8 +226,8 @@ def raw(machine: MeasuredMachine, measured: MachineTimes, peers: Sequence[Measur
             by_rows[str(point.rows)] = round(1e3 * point.s / point.layers, 4)
     return {
         "dtype": machine.dtype,
-        "device": str(machine.device),
-        "kernels": {dtype: kernel_of(dtype, machine.device).arithmetic for dtype in machine.packed},
+        "device": machine.device,
+        "kernels": {dtype: run_trial(dtype, machine.device).arithmetics[0] for dtype in machine.packed},
         "layer_ms": layers,
         "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in measured.tiny},
         "tiny_experts_pass_ms": {
@@ -265,13 +266,12 @@ def profile_lines(
         "expert_us": f"{source}: tiny layers with few and many experts a row",
         "pass_us": f"{source}: tiny layers",
     }
-    import torch
-
     from flowspec.model.accelerator import accelerator_of
+    from flowspec.model.arithmetic.compiled import threads
 
     kind = accelerator_of(machine.device).name
     yield f"# {source}. No [power]: it has to be read from a meter."
-    yield f"description = {toml_text(f'{host} ({kind}, {torch.get_num_threads()} torch threads)')}"
+    yield f"description = {toml_text(f'{host} ({kind}, {threads()} threads)')}"
     for title, table in numbers(profile).items():
         yield f"\n[{title}]"
         for key, value in table.items():

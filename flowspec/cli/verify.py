@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -51,7 +52,7 @@ from flowspec.runtime.cluster_file import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
 
-if TYPE_CHECKING:  # they import torch, which the other commands do without
+if TYPE_CHECKING:  # some import torch, which most other commands do without
     from flowspec.bench.exactness import Case, ClusterAnswer, Difference, Verdict
     from flowspec.bench.faithfulness import Faithfulness
 
@@ -131,18 +132,15 @@ def run(args: argparse.Namespace) -> int:
             f"{','.join(map(str, args.parallel))}"
         )
     samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
+    faithfulness = _faithfulness()
     placed = () if args.cluster is None else tuple(read_drafters(args.cluster))
     for decoding in decodings:
         decoding.check(args.model, placed)
     largest = max(decodings, key=lambda each: len(each.drafters_for(args.model, placed)))
-    from flowspec.bench import faithfulness
     from flowspec.bench.bound_cases import BoundCases
     from flowspec.bench.exactness import answer, judge
     from flowspec.bench.outcome import WRONG
-    from flowspec.model.step_by_step import (
-        StepByStep,
-        device_with,
-    )  # after the checks: these import torch, which takes seconds
+    from flowspec.model.step_by_step import StepByStep, device_with
 
     console = Console(stderr=True)
     found: list[ClusterAnswer] = []
@@ -199,6 +197,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(verdicts, faithful, free_only)
     return 0 if faithful.is_faithful and not any(verdict.kind == WRONG for verdict in verdicts) else 1
+
+
+def _faithfulness() -> ModuleType:
+    """`flowspec.bench.faithfulness`, which imports torch: it is to come before transformers, which else does
+    without it. Raises `InputError` where there is none."""
+    try:
+        from flowspec.bench import faithfulness
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise InputError(
+            "verify also computes the model with transformers, which needs torch; run pip install torch"
+        ) from None
+    return faithfulness
 
 
 def _describe(session: Session, users: int) -> str:

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
+import numpy as np
 
 from flowspec.core.protocol.messages import Open
 from flowspec.core.stage.events import RunLayers
 from flowspec.draft.assistant_head import AssistantHead
 from flowspec.draft.cached import Row
 from flowspec.draft.chained import ChainDrafter, ChainRequest, Entry
-from flowspec.model.attention import TreeRows
+from flowspec.model.arithmetic.arrays import Array, namespace
+from flowspec.model.attention import TreeBatch, TreeRows
 
 
 class AssistantDrafter(ChainDrafter[AssistantHead, ChainRequest, Entry]):
@@ -46,25 +47,20 @@ class AssistantDrafter(ChainDrafter[AssistantHead, ChainRequest, Entry]):
                 found.append(Entry(replace(run.row, asked=True), run.slot))
         return [entry for entry in found if self._requests[entry.row.request].written]
 
-    def run_pass(
-        self, job: RunLayers, entries: Sequence[Entry], features: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self._head.device
-        tokens = torch.tensor([entry.row.token for entry in entries])
-        places = [self._place(entry.row) for entry in entries]
-        positions = torch.tensor(places, device=device)
+    def run_pass(self, job: RunLayers, entries: Sequence[Entry], features: Array) -> tuple[Array, Array]:
+        tokens = np.array([entry.row.token for entry in entries])
+        positions = np.array([self._place(entry.row) for entry in entries])
         batch, first = [], 0
         for number in sorted({entry.row.request for entry in entries}):
             request = self._requests[number]
             count = sum(entry.row.request == number for entry in entries)
             own = positions[first : first + count]
-            keys = torch.arange(request.written, dtype=torch.int32, device=device)
+            keys = np.arange(request.written, dtype=np.int32)
             assert request.cache is not None
             batch.append(TreeRows(request.cache, first, own, own, keys, keys[None] < own[:, None]))
             first += count
-        return self._head.run(
-            tokens, features[:, -self._head.feature_width :], positions, self._head.batch(batch)
-        )
+        own_features = features[:, -self._head.feature_width :]
+        return self._head.run(tokens, own_features, positions, TreeBatch(batch))
 
     def _place(self, row: Row) -> int:
         """The position of the last row on a path, this one included, whose parent's feature is the
@@ -79,7 +75,7 @@ class AssistantDrafter(ChainDrafter[AssistantHead, ChainRequest, Entry]):
         request, truths, width = self._requests[number], self._truths[number], self._head.feature_width
         nodes, positions = self._arrived(number, len(self.captures) * width)
         if nodes and request.cache is not None:
-            inputs = torch.stack([truths[node] for node in nodes])[:, :-width]
-            self._head.write(inputs, positions, request.cache)
+            own = [truths[node] for node in nodes]
+            self._head.write(namespace(own[0]).stack(own)[:, :-width], positions, request.cache)
         for node in nodes:
-            truths[node] = truths[node][-width:].clone()
+            truths[node] = self._head.engine.copied(truths[node][-width:])

@@ -13,32 +13,33 @@ build it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-from torch import nn
+import numpy as np
+import numpy.typing as npt
 
-from flowspec.core.protocol.model_spec import Heads
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.model_spec import Heads, LayerSpec, ModelSpec
+from flowspec.core.protocol.precision import ACTIVATIONS, PRECISION_BYTES
 from flowspec.draft.assistant_files import assistant_config
-from flowspec.draft.reading import built_config, embedding_rows, fill
+from flowspec.draft.reading import Shapes, built_config, embedding_rows, parameters_of, read_parts
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.operations import turned
-from flowspec.model.attention import TreeBatch, TreeCache
-from flowspec.model.families import FAMILIES, Family
+from flowspec.model.arithmetic.arrays import I64, Array
+from flowspec.model.attention import Angles, TreeBatch, TreeCache
+from flowspec.model.carried import Carry
+from flowspec.model.engine import Engine, engine_of
+from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
-from flowspec.model.kernels import DTYPES, kernel_of
-from flowspec.model.passes import Layers
-from flowspec.model.pieces import angles_of, call_directly
-from flowspec.model.products import Product
-from flowspec.model.safetensors_file import ELEMENT_BYTES, WHOLE_BYTES, SafetensorsTensors
+from flowspec.model.parts import LayerShape, Linear, LinearShape, Matrix, NormShape
+from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
+from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
+from flowspec.model.weights import arrays_of, family_named
 
 TYPES = ("sliding_attention", "full_attention")
 PLACE = {kind: place - len(TYPES) for place, kind in enumerate(TYPES)}
@@ -48,237 +49,236 @@ _WITHOUT = {"hidden_size_per_layer_input": 0, "enable_moe_block": False, "use_do
 MORE_SEEN = 2
 """Its publisher's mask counts back from the last key, both ends included; ours from the row."""
 _OF_KEYS = ("k_proj", "k_norm", "v_proj", "v_norm")
+_SOURCE = ("input_layernorm", *(f"self_attn.{name}" for name in _OF_KEYS))
+"""The parts of a target's layer that make its keys and values."""
+_ORDERING = "masked_embedding.token_ordering"
 
 
-class _Source(nn.Module):
-    """The part of a target's layer that makes its keys and values."""
+class _Source:
+    """The part of a target's layer that makes its keys and values, which has these `parts`."""
 
-    def __init__(self, config: Any, family: Family, layer: int) -> None:
-        super().__init__()
-        attention = family.piece("Attention")(config, layer)
-        self.input_layernorm: Any = family.piece("RMSNorm")(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = nn.Module()
-        for name in _OF_KEYS:
-            self.self_attn.add_module(name, getattr(attention, name))
-        self.heads: Heads = spec_of(config).heads[layer]
-        self.kind: str = config.layer_types[layer]
+    def __init__(
+        self, engine: Engine, target: ModelSpec, layer: LayerSpec, kind: str, parts: Mapping[str, Any]
+    ) -> None:
+        self.kind, self.heads, self.rotary = kind, layer.kv, target.rotaries[layer.rotary]
+        self._engine = engine
 
-    def keys_and_values(
-        self, hidden: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Each `[kv_heads, rows, head_dim]`, of what comes into the layer, `[1, rows, hidden]`."""
-        own: Any = self.self_attn
-        normed = self.input_layernorm(hidden)
-        shape = (*normed.shape[:2], self.heads.count, self.heads.width)
-        keys = own.k_proj(normed).view(shape)
-        values = keys if own.v_proj is None else own.v_proj(normed).view(shape)
-        keys = turned(own.k_norm(keys).transpose(1, 2), *angles)
-        return keys[0], own.v_norm(values)[0].transpose(0, 1)
+        def linear(name: str) -> Any:
+            return engine.rows(target.hidden, norm=parts["input_layernorm"], linear=parts[name])
+
+        self._keys = linear("self_attn.k_proj")
+        self._values = linear("self_attn.v_proj") if "self_attn.v_proj" in parts else self._keys
+        width = layer.kv.width
+        self._of_keys, self._of_values = (
+            engine.rows(width, norm=parts[f"self_attn.{name}_norm"]) for name in ("k", "v")
+        )
+
+    def keys_and_values(self, hidden: Array, angles: Angles) -> tuple[Array, Array]:
+        """Each `[rows, kv_heads, head_dim]`, of what comes into the layer, `[rows, hidden]`."""
+        shape, width = (len(hidden), self.heads.count, self.heads.width), self.heads.width
+        keys = self._of_keys(self._keys(hidden).reshape(-1, width)).reshape(shape)
+        values = self._of_values(self._values(hidden).reshape(-1, width)).reshape(shape)
+        return self._engine.turn(keys, angles), values
 
 
-class _MaskedEmbedding(nn.Module):
+class _MaskedEmbedding:
     """Which tokens an assistant scores: those of the clusters whose centroids are nearest, in files with an
-    embedding in such an order."""
+    embedding in such an order; `chosen` clusters, and the tokens in the clusters' `ordering`."""
 
-    def __init__(self, raw: Mapping[str, Any], hidden: int, vocabulary: int) -> None:
-        super().__init__()
-        self.chosen: int = raw["centroid_intermediate_top_k"]
-        self.centroids: Any = nn.Linear(hidden, raw["num_centroids"], bias=False)
-        self.register_buffer("token_ordering", torch.empty(vocabulary, dtype=torch.int64))
+    def __init__(
+        self, engine: Engine, centroids: Linear, ordering: I64, chosen: int, weights: Matrix
+    ) -> None:
+        self._engine, self._weights, self._chosen = engine, weights, chosen
+        self._centroids = engine.rows(centroids.inputs, linear=centroids)
+        self._tokens = ordering.reshape(centroids.outputs, -1)
 
-    def logits(self, hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """`[rows, vocabulary]` float32. Tokens of other clusters have the least number: they are not scored,
-        so none of them is ever proposed (the published code gives each a little less than the least)."""
-        ordering: Any = self.token_ordering
-        tokens = ordering.view(self.centroids.out_features, -1)[
-            torch.topk(self.centroids(hidden), self.chosen, dim=-1).indices
-        ].flatten(1)  # [rows, tokens]
-        found = torch.full((len(hidden), len(ordering)), torch.finfo(torch.float32).min, device=hidden.device)
-        for row, own in enumerate(tokens):  # at once, their weights would be copied for all rows
-            found[row, own] = (weight[own] @ hidden[row]).float()
+    def logits(self, hidden: Array) -> F32:
+        """`[rows, vocabulary]`. Tokens of other clusters have the least number: they are not scored, so none
+        of them is ever proposed (the published code gives each a little less than the least)."""
+        engine = self._engine
+        near = engine.numpy(engine.wide(self._centroids(hidden)))
+        found = np.full((len(near), self._tokens.size), np.finfo(np.float32).min, np.float32)
+        for row, clusters in enumerate(np.argsort(-near, axis=1, kind="stable")[:, : self._chosen]):
+            tokens = self._tokens[clusters].reshape(-1)
+            own = engine.matrix(self._weights.weights[tokens])
+            scores = engine.rows(hidden.shape[1], linear=Linear(inputs=hidden.shape[1], matrices=(own,)))
+            found[row, tokens] = engine.numpy(engine.wide(scores(hidden[row : row + 1])))[0]
         return found
 
 
-class _Network(nn.Module):
-    """Every weight of an assistant; its parameter names are the published files'."""
-
-    def __init__(self, raw: Mapping[str, Any], config: Any, family: Family, backbone: int) -> None:
-        super().__init__()
-        hidden = config.hidden_size
-        self.model = nn.Module()
-        self.model.layers = nn.ModuleList(
-            [family.piece("DecoderLayer")(config, layer) for layer in range(config.num_hidden_layers)]
-        )
-        for layer in self.model.layers:
-            attention: Any = layer.self_attn
-            attention.is_kv_shared_layer, attention.store_full_length_kv = True, False
-            for name in _OF_KEYS:
-                delattr(attention, name)
-            if attention.sliding_window is not None:
-                attention.sliding_window += MORE_SEEN
-        self.model.norm = family.piece("RMSNorm")(hidden, eps=config.rms_norm_eps)
-        self.pre_projection: Any = nn.Linear(2 * backbone, hidden, bias=False)
-        self.post_projection: Any = nn.Linear(hidden, backbone, bias=False)
-        self.lm_head: Any = nn.Linear(hidden, config.vocab_size, bias=False)
-        self.masked_embedding: Any = None
-        if raw.get("use_ordered_embeddings"):
-            self.masked_embedding = _MaskedEmbedding(raw, hidden, config.vocab_size)
+def _shapes(raw: Mapping[str, Any], spec: ModelSpec, family: str, backbone: int) -> Shapes:
+    """Of every part, under the published files' names."""
+    hidden = spec.hidden
+    layers = {
+        f"model.layers.{index}": LayerShape(spec=layer, family=FAMILIES[family], hidden=hidden, is_own=False)
+        for index, layer in enumerate(spec.layers)
+    }
+    found: dict[str, Any] = {
+        **layers,
+        "model.norm": NormShape(hidden),
+        "pre_projection": LinearShape(hidden, 2 * backbone),
+        "post_projection": LinearShape(backbone, hidden),
+        "lm_head": LinearShape(spec.vocabulary, hidden),
+    }
+    if raw.get("use_ordered_embeddings"):
+        found["masked_embedding.centroids"] = LinearShape(raw["num_centroids"], hidden)
+    return found
 
 
 class AssistantHead:
     """An assistant on one device; the caches belong to the caller. Not thread-safe: one thread runs it.
 
     See `featured.Head`; a feature is kept as the two layers' inputs, in the order of `sources`, and the
-    output of the final norm, `[3 * hidden]` of the target, until its keys and values are written.
+    output of the final norm, `[3 * hidden]` of the target, until its keys and values are written. `table` has
+    the target's embedding, on the CPU; `types` are those of its layers.
     """
 
     def __init__(
         self,
-        config: Any,
-        target_config: Any,
-        family: Family,
-        network: _Network,
+        spec: ModelSpec,
+        types: Sequence[str],
+        target: ModelSpec,
+        engine: Engine,
+        parts: dict[str, Any],
         sources: tuple[_Source, _Source],
-        table: torch.Tensor,
+        table: Matrix,
         layers: tuple[int, int],
-        device: torch.device,
-        product: Product,
+        masked: _MaskedEmbedding | None,
     ) -> None:
-        self.capture = (*layers, target_config.num_hidden_layers)
-        self.context_max = spec_of(config).context_max
-        self.hidden_size: int = config.hidden_size
-        self.feature_width: int = target_config.hidden_size
-        self.dtype: torch.dtype = network.pre_projection.weight.dtype
-        self.device = device
-        modules = (network, *sources)
-        distinct = {id(each): each for module in modules for each in module.parameters()}
-        self.weight_bytes = sum(each.numel() * each.element_size() for each in distinct.values())
-        self._config, self._network, self._sources, self._table = config, network, sources, table
-        self._types: list[str] = config.layer_types
-        rotary = family.piece("RotaryEmbedding")
-        self._rotary = rotary(config=config).to(device)
-        self._target_rotary = rotary(config=target_config).to(device)
-        self._scale = family.embedding_scale(
-            target_config, lambda value: torch.tensor(value, dtype=self.dtype).item()
-        )
-        for part in modules:
-            call_directly(part, family, product)
+        self.capture = (*layers, len(target.layers))
+        self.context_max, self.hidden_size = spec.context_max, spec.hidden
+        self.feature_width = target.hidden
+        self.engine = engine
+        self.weight_bytes = sum(int(each.nbytes) for each in arrays_of(parts))
+        self._spec, self._target, self._sources, self._table = spec, target, sources, table
+        self._masked, self._types = masked, types
+        self._norm = engine.rows(spec.hidden, norm=parts["model.norm"])
+        self._pre = engine.rows(2 * target.hidden, linear=parts["pre_projection"])
+        self._post = engine.rows(spec.hidden, linear=parts["post_projection"])
+        self._lm_head = engine.rows(spec.hidden, linear=parts["lm_head"])
         held = {source.kind: source.heads for source in sources}
-        specs = [
-            replace(spec, source=PLACE[kind], kv=held[kind], window=spec.window and spec.window + MORE_SEEN)
-            for spec, kind in zip(spec_of(config).layers, self._types, strict=True)
-        ]
-        own: Any = network.model.layers
-        self._layers = Layers(own, specs, family, self.dtype, product)
+        self._layers = []
+        for place, (layer, kind) in enumerate(zip(spec.layers, types, strict=True)):
+            own = replace(layer, kv=held[kind], window=layer.window and layer.window + MORE_SEEN)
+            self._layers.append(engine.layer(parts[f"model.layers.{place}"], own, place, PLACE[kind]))
 
     @staticmethod
-    def load(files: ModelFiles, target: ModelFiles, dtype: str, device: torch.device) -> AssistantHead:
+    def load(files: ModelFiles, target: ModelFiles, dtype: str, device: str) -> AssistantHead:
         """The assistant of `files` for the model of `target`, whose embedding and two layers are read as far
         as it needs them.
 
         Raises `InputError` for files that are no assistant, are incomplete, or belong to another target.
         """
-        raw, target_config = assistant_config(files), target.config()
+        raw, whole = assistant_config(files), target.spec
         config = _decoder_config(raw, files.model)
-        target_family = family_of(target_config, target.model)
-        if target_family.module not in ("gemma4", "gemma4_unified"):
+        target_config = target.config()
+        family = family_named(whole)
+        if family.module not in ("gemma4", "gemma4_unified"):
             raise InputError(
                 f"drafter {files.model!r} is an assistant of Gemma 4, which reads its keys and values; "
                 f"expected --model to be one, got a model of {target_config.model_type}"
             )
-        backbone = raw.get("backbone_hidden_size")
+        spec, backbone = spec_of(config), raw.get("backbone_hidden_size")
         for name, expected, got in (
-            ("backbone_hidden_size", target_config.hidden_size, backbone),
-            ("vocab_size", target_config.vocab_size, config.vocab_size),
+            ("backbone_hidden_size", whole.hidden, backbone),
+            ("vocab_size", whole.vocabulary, spec.vocabulary),
         ):
             if got != expected:
                 raise InputError(
                     f"assistant {files.model!r} is for another model: expected {name} {expected} as of "
                     f"{target.model!r}, got {got!r:.40}; give the one that was published with this model"
                 )
-        layers = _layers_read(target_config)
-        _check_heads(config, target_config, layers, files.model, target.model)
-        family = FAMILIES[config.model_type]
-        with torch.device("meta"):
-            network = _Network(raw, config, family, target_config.hidden_size).eval()
-            sources = tuple(_Source(target_config, target_family, layer).eval() for layer in layers)
-        compute = DTYPES[ACTIVATIONS[dtype]]
-        product = kernel_of(ACTIVATIONS[dtype], device).product
-        own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **WHOLE_BYTES})
-        _check_known(own, network, config, files.model)
-        embedded = "model.embed_tokens.weight"
-        fill(network, own, compute, device, renamed={"lm_head.weight": embedded} if embedded in own else {})
-        _check_ordering(network, files.model)
+        types = target_config.layer_types
+        layers = _layers_read(whole, types)
+        held = {types[layer]: whole.layers[layer].kv for layer in layers}
+        _check_heads(spec, config.layer_types, held, files.model, target.model)
+        shapes = _shapes(raw, spec, config.model_type, whole.hidden)
+        engine = engine_of(ACTIVATIONS[dtype], device, spec.norm)
+        own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **LEVEL_BYTES})
+        is_masked = "masked_embedding.centroids" in shapes
+        known = (*parameters_of(shapes), *([_ORDERING] if is_masked else []))
+        _check_known(own, known, len(spec.layers), files.model)
+        embedding = "model.embed_tokens.weight"
+
+        def read(name: str, array: npt.NDArray[Any]) -> None:
+            is_tied = name == "lm_head.weight" and embedding in own
+            own.copy_into(embedding if is_tied else name, array)
+
+        parts = read_parts(shapes, engine, spec.eps, read)
+        masked = None
+        if is_masked:
+            ordering = own.load(_ORDERING, (spec.vocabulary,)).astype(np.int64)
+            if not np.array_equal(np.sort(ordering), np.arange(len(ordering))):
+                raise InputError(
+                    f"assistant {files.model!r}: token_ordering: expected each token once; copy it again"
+                )
+            (weights,) = parts["lm_head"].matrices
+            given = ordering, raw["centroid_intermediate_top_k"], weights
+            masked = _MaskedEmbedding(engine, parts["masked_embedding.centroids"], *given)
         tensors = target.tensors()
-        prefix = target_family.root(tensors).prefix
-        for source, layer in zip(sources, layers, strict=True):
-            fill(source, tensors, compute, device, prefix=f"{prefix}layers.{layer}.")
-        table = embedding_rows(target, tensors, compute)
-        return AssistantHead(
-            config, target_config, family, network, (sources[0], sources[1]), table, layers, device, product
-        )
+        prefix = family.root(tensors).prefix
+        sources = []
+        for layer in layers:
+            shape = LayerShape(spec=whole.layers[layer], family=family, hidden=whole.hidden)
+            own_shapes = {
+                f"{prefix}layers.{layer}.{name}": shape.places[name].shape
+                for name in _SOURCE
+                if name in shape.places
+            }
+            made = read_parts(own_shapes, engine, whole.eps, tensors.copy_into)
+            of_layer = {name.removeprefix(f"{prefix}layers.{layer}."): part for name, part in made.items()}
+            parts |= {f"source.{name}": part for name, part in made.items()}
+            sources.append(_Source(engine, whole, whole.layers[layer], types[layer], of_layer))
+        table = embedding_rows(target, tensors, engine.dtype)
+        both = sources[0], sources[1]
+        return AssistantHead(spec, config.layer_types, whole, engine, parts, both, table, layers, masked)
 
     @property
     def slot_bytes(self) -> int:
         """What a node takes: keys and values, and the target's feature."""
         numbers = sum(source.heads.numbers for source in self._sources)
-        return (numbers + self.feature_width) * self.dtype.itemsize
+        return (numbers + self.feature_width) * int(PRECISION_BYTES[self.engine.dtype])
 
     def new_cache(self, positions: int) -> TreeCache:
         """An empty cache of one request, in which each position has its slot."""
-        return TreeCache(
-            heads={PLACE[source.kind]: source.heads for source in self._sources},
-            slots_max=positions,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        heads = {PLACE[source.kind]: source.heads for source in self._sources}
+        return TreeCache(heads=heads, memory=self.engine, slots_max=positions)
 
-    @torch.inference_mode()
-    def project(self, target_features: torch.Tensor) -> torch.Tensor:
+    def project(self, target_features: npt.NDArray[Any]) -> Array:
         """The target's features as they come, `[rows, 3 * hidden]`."""
-        return target_features.to(self.device, self.dtype)
+        return self.engine.cast(target_features)
 
-    @torch.inference_mode()
-    def write(self, inputs: torch.Tensor, positions: torch.Tensor, cache: TreeCache) -> None:
-        """Keys and values of committed nodes at `positions` `[rows]` int64, from what came into the two
-        layers, `[rows, 2 * hidden]`."""
-        for source, hidden in zip(self._sources, inputs.chunk(len(TYPES), dim=1), strict=True):
-            angles = angles_of(self._target_rotary, hidden, positions[None], f"{source.kind}_")
-            cache.write(PLACE[source.kind], positions, *source.keys_and_values(hidden[None], angles))
+    def write(self, inputs: Array, positions: I64, cache: TreeCache) -> None:
+        """Keys and values of committed nodes at `positions` `[rows]`, from what came into the two layers,
+        `[rows, 2 * hidden]`."""
+        width = self.feature_width
+        for place, source in enumerate(self._sources):
+            hidden = inputs[:, place * width : (place + 1) * width]
+            angles = self.engine.angles(positions, source.rotary)
+            made = source.keys_and_values(hidden, angles)
+            self.engine.store(positions, *made, cache.of(PLACE[source.kind]))
 
-    @torch.inference_mode()
-    def run(
-        self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, batch: TreeBatch
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run(self, tokens: I64, features: Array, positions: I64, batch: TreeBatch) -> tuple[Array, Array]:
         """What `logits` takes, `[rows, hidden_size]`, and predicted features `[rows, feature_width]`.
 
-        `tokens` and `positions` `[rows]` int64, the latter of the first row that no longer reads what the
-        target computed; `features` `[rows, feature_width]`.
+        `tokens` and `positions` `[rows]`, the latter of the first row that no longer reads what the target
+        computed; `features` `[rows, feature_width]`.
         """
-        network: Any = self._network
-        embedded = self._table[tokens].to(self.device, self.dtype) * self._scale
-        hidden = network.pre_projection(torch.cat((embedded, features), dim=-1))[None]
-        angles = {
-            kind: angles_of(self._rotary, hidden, positions[None], f"{kind}_") for kind in {*self._types}
-        }
-        by_layer = [angles[kind] for kind in self._types]
-        hidden = self._layers.run(hidden, by_layer, [batch] * len(by_layer))
-        hidden = network.model.norm(hidden)[0]
-        return hidden, network.post_projection(hidden)
+        engine, scale = self.engine, self._target.embedding_scale
+        embedded = engine.scaled(engine.cast(self._table.weights[tokens]), engine.rounded(scale))
+        run = engine.begin(self._pre(engine.joined([embedded, features])), batch, Carry())
+        angles = [engine.angles(positions, rotary) for rotary in self._spec.rotaries]
+        for layer, spec in zip(self._layers, self._spec.layers, strict=True):
+            run.run(layer, angles[spec.rotary])
+        hidden = self._norm(run.hidden)
+        return hidden, self._post(hidden)
 
-    def batch(self, requests: list[Any]) -> TreeBatch:
-        """Of rows that attend to what `write` wrote."""
-        return TreeBatch(requests, 0)
-
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[rows, vocabulary]` in float32 from `[rows, hidden_size]`; the published code caps none."""
-        network = self._network
-        if network.masked_embedding is not None:
-            found: torch.Tensor = network.masked_embedding.logits(hidden, network.lm_head.weight)
-            return found
-        logits: torch.Tensor = network.lm_head(hidden)
-        return logits.float()
+    def logits(self, hidden: Array) -> F32:
+        """`[rows, vocabulary]` from `[rows, hidden_size]`; the published code caps none."""
+        if self._masked is not None:
+            return self._masked.logits(hidden)
+        found: F32 = self.engine.numpy(self.engine.wide(self._lm_head(hidden)))
+        return found
 
     def target_ids(self) -> None:
         """An assistant has its target's vocabulary."""
@@ -316,49 +316,36 @@ def _decoder_config(raw: Mapping[str, Any], model: str) -> Any:
     return config
 
 
-def _layers_read(target_config: Any) -> tuple[int, int]:
+def _layers_read(target: ModelSpec, types: Sequence[str]) -> tuple[int, int]:
     """The target's layers whose keys and values an assistant reads, in growing order: of each type the last
     one with keys of its own."""
-    sources = spec_of(target_config).sources
-    own = [layer for layer, source in enumerate(sources) if source == layer]
-    last = {target_config.layer_types[layer]: layer for layer in own}
+    own = [layer for layer, source in enumerate(target.sources) if source == layer]
+    last = {types[layer]: layer for layer in own}
     first, second = sorted(last[kind] for kind in TYPES)
     return first, second
 
 
-def _check_heads(config: Any, target_config: Any, layers: tuple[int, int], model: str, target: str) -> None:
+def _check_heads(
+    spec: ModelSpec, types: Sequence[str], held: Mapping[str, Heads], model: str, target: str
+) -> None:
     """Raises `InputError` unless the assistant's heads are those of the target's two layers."""
-    theirs = spec_of(target_config).heads
-    expected = {target_config.layer_types[layer]: theirs[layer] for layer in layers}
-    for layer, own in enumerate(spec_of(config).heads):
-        kind = config.layer_types[layer]
-        if own.width != expected[kind].width or config.num_attention_heads % expected[kind].count:
+    for layer, kind in zip(spec.layers, types, strict=True):
+        if layer.kv.width != held[kind].width or layer.heads % held[kind].count:
             raise InputError(
                 f"assistant {model!r} is for another model: expected heads in {kind} that read "
-                f"{expected[kind].count} of {expected[kind].width} as of {target!r}, got "
-                f"{config.num_attention_heads} of {own.width}"
+                f"{held[kind].count} of {held[kind].width} as of {target!r}, got "
+                f"{layer.heads} of {layer.kv.width}"
             )
 
 
-def _check_known(tensors: Tensors, network: _Network, config: Any, model: str) -> None:
+def _check_known(tensors: Tensors, known: Iterable[str], layers: int, model: str) -> None:
     """Refuses tensors that an assistant has no place for."""
     idle = {
-        f"model.layers.{layer}.self_attn.{name}.weight"
-        for layer in range(config.num_hidden_layers)
-        for name in _OF_KEYS
+        f"model.layers.{layer}.self_attn.{name}.weight" for layer in range(layers) for name in _OF_KEYS
     }  # as published with layers that have no use for them
-    known = {*network.state_dict(), "model.embed_tokens.weight", *idle}
-    unknown = sorted(name for name in tensors if name not in known)
+    unknown = sorted({*tensors} - {*known, "model.embed_tokens.weight", *idle})
     if unknown:
         raise InputError(
             f"assistant {model!r} has tensors that no published one has, {', '.join(unknown[:3])}: not "
             "supported"
         )
-
-
-def _check_ordering(network: _Network, model: str) -> None:
-    if network.masked_embedding is None:
-        return
-    ordering: torch.Tensor = network.masked_embedding.token_ordering
-    if not torch.equal(ordering.sort().values.cpu(), torch.arange(len(ordering))):
-        raise InputError(f"assistant {model!r}: token_ordering: expected each token once; copy it again")

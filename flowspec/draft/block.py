@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import torch
-
 from flowspec.core.protocol.messages import Open, Proposal
 from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.block_head import BlockHead
 from flowspec.draft.cached import Masks, Row
 from flowspec.draft.featured import FeatureDrafter, Request
+from flowspec.model.arithmetic.arrays import Array, namespace
 
 
 @dataclass(slots=True)
@@ -26,7 +25,7 @@ class _Block:
 
     node: int
     begin: int
-    guesses: torch.Tensor
+    guesses: Array
 
 
 @dataclass(slots=True)
@@ -68,8 +67,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
         for slot in command.slots:
             request.rows.pop(request.node_at.pop(slot, -1), None)
 
-    @torch.inference_mode()
-    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
+    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], Array]:
         """Runs a block of each request of which more is known than of the last one; returns the rows that
         are proposed children, and what the block has for them."""
         slots = (int(slot) for part in job.parts for slot in part.slots)
@@ -89,17 +87,17 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
                 if row.node == request.root or not request.is_committed(row)
             ]
         found: list[Row] = []
-        guesses: list[torch.Tensor] = []
+        guesses: list[Array] = []
         for row in asked:
             block, place = self._requests[row.request].block, self._requests[row.request].place(row)
             if block is not None and place is not None:
                 found.append(row)
                 guesses.append(block.guesses[place])
         if not found:
-            return found, torch.empty((0, self._head.hidden_size))
-        return found, self._head.after(torch.stack(guesses), [row.token for row in found])
+            return found, self._head.engine.zeros((0, self._head.hidden_size), self._head.engine.dtype)
+        return found, self._head.after(namespace(guesses[0]).stack(guesses), [row.token for row in found])
 
-    def _propose(self, rows: Sequence[Row], hidden: torch.Tensor, width: int, masks: Masks) -> list[Proposal]:
+    def _propose(self, rows: Sequence[Row], hidden: Array, width: int, masks: Masks) -> list[Proposal]:
         """Ranks once for all nodes of a request that have the same guesses: those at one place, of a drafter
         that looks at the token before, those with one token there. Where the text before changes what is
         drawn, each has its own."""
@@ -142,4 +140,5 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
         request, truths = self._requests[number], self._truths[number]
         nodes, positions = self._arrived(number, self._head.width)
         if nodes and request.cache is not None:
-            self._head.write(torch.stack([truths.pop(node) for node in nodes]), positions, request.cache)
+            own = [truths.pop(node) for node in nodes]
+            self._head.write(namespace(own[0]).stack(own), positions, request.cache)

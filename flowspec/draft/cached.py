@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
 from flowspec.core.stage.events import (
@@ -33,6 +31,7 @@ from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.ahead import Ahead
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.shaping import are_masks_beside
 
@@ -75,7 +74,7 @@ class TreeCachedDrafter(ABC):
         ranker: Ranker,
         *,
         context_max: int,
-        device: torch.device,
+        device: str,
         slot_bytes: int,
         state_bytes: int = 0,
     ) -> None:
@@ -118,16 +117,16 @@ class TreeCachedDrafter(ABC):
         for command in self._core.handle(ControlArrived(message=message), 0.0):
             self._keep_cache(command)
 
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: Array) -> None:
         raise AssertionError("features came for a drafter that wants none")
 
     @abstractmethod
-    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
+    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], Array]:
         """Runs a job's rows; returns those to propose children for, and their hidden states `[rows,
         hidden]`."""
 
     @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> F32:
+    def logits(self, hidden: Array) -> F32:
         """`[rows, columns]` from what `run` returned."""
 
     @abstractmethod
@@ -159,7 +158,7 @@ class TreeCachedDrafter(ABC):
     def _propose(
         self,
         rows: Sequence[Row],
-        hidden: torch.Tensor,
+        hidden: Array,
         width: int,
         masks: Masks,
     ) -> list[Proposal]:

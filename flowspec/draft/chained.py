@@ -15,11 +15,10 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-import torch
-
 from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.cached import Row
 from flowspec.draft.featured import FeatureDrafter, HeadT, Request
+from flowspec.model.arithmetic.arrays import Array, namespace
 
 
 @dataclass(slots=True)
@@ -39,7 +38,7 @@ class Run:
 
     row: Row
     slot: int
-    predicted: torch.Tensor  # [width]
+    predicted: Array  # [width]
     steps: int
 
     @property
@@ -76,15 +75,14 @@ class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]
 
     # ---------------------------------------------------------------------------------------------- running
 
-    @torch.inference_mode()
-    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
+    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], Array]:
         """Runs rows whose parent's feature is known, and those to be run again, then the rows below them, as
         far as it goes."""
         waiting = self.waiting(job, rows)
         self.pass_rows = []
         asked: list[Row] = []
         head = self._head
-        predicted = [torch.empty((0, head.hidden_size), dtype=head.dtype, device=head.device)]
+        predicted = [head.engine.zeros((0, head.hidden_size), head.engine.dtype)]
         while waiting:
             pending = {(entry.row.request, entry.row.node) for entry in waiting}
             features = [self._feature(entry.row, pending) for entry in waiting]
@@ -99,26 +97,26 @@ class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]
             ready.sort(key=lambda pair: pair[0].row.request)
             self.pass_rows.append(len(ready))
             hidden, found = self.run_pass(
-                job, [entry for entry, _ in ready], torch.stack([feature for _, feature in ready])
+                job,
+                [entry for entry, _ in ready],
+                namespace(ready[0][1]).stack([feature for _, feature in ready]),
             )
             for (entry, _), feature in zip(ready, found, strict=True):
                 self._note(entry, feature)
             asked += [entry.row for entry, _ in ready if entry.row.asked]
             predicted.append(hidden[[index for index, (entry, _) in enumerate(ready) if entry.row.asked]])
-        return asked, torch.cat(predicted)
+        return asked, namespace(predicted[0]).concatenate(predicted)
 
     @abstractmethod
     def waiting(self, job: RunLayers, rows: Sequence[Row]) -> list[EntryT]:
         """Of a job's rows those that are to run, and those of earlier ones that are to run again."""
 
     @abstractmethod
-    def run_pass(
-        self, job: RunLayers, entries: Sequence[EntryT], features: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def run_pass(self, job: RunLayers, entries: Sequence[EntryT], features: Array) -> tuple[Array, Array]:
         """One run of the head over entries, sorted by request, with their parents' features: what `logits`
         takes `[entries, hidden_size]`, and the features predicted `[entries, width]`."""
 
-    def _feature(self, row: Row, pending: Set[tuple[int, int]]) -> torch.Tensor | None:
+    def _feature(self, row: Row, pending: Set[tuple[int, int]]) -> Array | None:
         """The parent's feature `[width]`: the target's where it is known, else the drafter's own; None where
         neither is, or the parent is among nodes of requests that are still to run."""
         truth = self._truths[row.request].get(row.parent)
@@ -127,7 +125,7 @@ class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]
         run = self._requests[row.request].runs.get(row.parent)
         return None if run is None else run.predicted
 
-    def _note(self, entry: EntryT, predicted: torch.Tensor) -> None:
+    def _note(self, entry: EntryT, predicted: Array) -> None:
         """Remembers a row that has run, and drops what is now known for good."""
         row, request, truths = entry.row, self._requests[entry.row.request], self._truths[entry.row.request]
         above = request.runs.get(row.parent)
@@ -135,7 +133,7 @@ class ChainDrafter(FeatureDrafter[HeadT, ChainT], Generic[HeadT, ChainT, EntryT]
         request.forget(row.node)
         if steps or row.node not in truths:
             request.runs[row.node] = Run(
-                row, entry.slot, predicted.clone(), steps
+                row, entry.slot, self._head.engine.copied(predicted), steps
             )  # a view would keep all rows in memory
             request.node_at[entry.slot] = row.node
         if above is not None and not steps and not above.steps:

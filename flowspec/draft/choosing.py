@@ -17,7 +17,6 @@ from flowspec.draft.published import Published, Target, drafters_of, target_of
 from flowspec.errors import InputError, first_line
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.hub import cached_sizes
-from flowspec.model.spec import spec_of
 from flowspec.plan.advice import GIGABIT
 from flowspec.plan.memory import weights_of
 from flowspec.plan.planner import make_plan, rate_split
@@ -78,7 +77,7 @@ def candidates(model: str) -> Candidates:
         return Candidates()
     shape = None if target.shape is None else find_shape(target.shape)
     if files is not None:
-        shape = shape_of(spec_of(files.config()), model, files.filed_bytes)
+        shape = shape_of(files.spec, model, files.filed_bytes)
     found = tuple(_candidate(row, files, shape) for row in drafters_of(target))
     return Candidates(target=target, shape=shape, found=found)
 

@@ -17,7 +17,6 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from flowspec.core.head.events import CopyFeatures
 from flowspec.core.protocol.messages import Open, SegmentPart
@@ -25,6 +24,7 @@ from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.draft.cached import Row
 from flowspec.draft.chained import ChainDrafter, ChainRequest, Entry, Run
 from flowspec.draft.featured import Head
+from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 
 SLACK = 14
@@ -38,9 +38,7 @@ class CachedHead(Head, Protocol):
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
 
-    def run(
-        self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, batch: TreeBatch
-    ) -> torch.Tensor:
+    def run(self, tokens: I64, features: Array, positions: I64, batch: TreeBatch) -> Array:
         """As `EagleHead.run`."""
 
 
@@ -108,12 +106,9 @@ class EagleDrafter(ChainDrafter[CachedHead, _Request, _Entry]):
             found += self._again(part)
         return found
 
-    def run_pass(
-        self, job: RunLayers, entries: Sequence[_Entry], features: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self._head.device
-        tokens = torch.tensor([entry.row.token for entry in entries])
-        positions = torch.tensor([entry.row.position for entry in entries], device=device)
+    def run_pass(self, job: RunLayers, entries: Sequence[_Entry], features: Array) -> tuple[Array, Array]:
+        tokens = np.array([entry.row.token for entry in entries])
+        positions = np.array([entry.row.position for entry in entries])
         batch, first = [], 0
         for part in sorted(job.parts, key=lambda part: part.request):
             own = [entry for entry in entries if entry.row.request == part.request]
@@ -122,17 +117,14 @@ class EagleDrafter(ChainDrafter[CachedHead, _Request, _Entry]):
                 assert cache is not None
                 has_keys = self._requests[part.request].has_keys
                 has_keys[[entry.slot for entry in own]] = True
-                slots = torch.tensor([entry.slot for entry in own], device=device)
-                keys = torch.from_numpy(part.key_positions).to(device)
-                seen = torch.from_numpy(np.stack([entry.seen for entry in own]) & has_keys[: len(keys)]).to(
-                    device
-                )  # [own, high]
+                slots, keys = np.array([entry.slot for entry in own]), part.key_positions
+                seen = np.stack([entry.seen for entry in own]) & has_keys[: len(keys)]  # [own, high]
                 batch.append(TreeRows(cache, first, slots, positions[first : first + len(own)], keys, seen))
                 first += len(own)
-        predicted = self._head.run(tokens, features, positions, TreeBatch(batch, 0))
+        predicted = self._head.run(tokens, features, positions, TreeBatch(batch))
         return predicted, predicted
 
-    def _note(self, entry: _Entry, predicted: torch.Tensor) -> None:
+    def _note(self, entry: _Entry, predicted: Array) -> None:
         super()._note(entry, predicted)
         request = self._requests[entry.row.request]
         if entry.row.node in request.runs:

@@ -32,9 +32,6 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.support import check_rotary
 
-with IMPORTING:
-    from transformers import LlamaConfig, Qwen3Config
-
 Reads = Literal["feature as it is", "normed feature", "normed embedding, normed feature"]
 FeatureNorm = Literal["none", "each", "joined"]
 _SPECULATORS = "speculators_model_type"
@@ -162,6 +159,9 @@ def _layer_config(fields: Mapping[str, Any], family: Family, head: str) -> Any:
     """The layers' config as Llama's or Qwen3's, whatever family it names: publishers build one of these."""
     # What is left out is as the class has it that wrote the config: speculators leaves out defaults.
     is_qwen3 = family.prefix == "Qwen3" or (_SPECULATORS in fields and fields.get("model_type") != "llama")
+    with IMPORTING:
+        from transformers import LlamaConfig, Qwen3Config
+
     kind = Qwen3Config if is_qwen3 else LlamaConfig
     own = {
         name: value

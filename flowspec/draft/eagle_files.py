@@ -8,14 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.arrays import DTYPES, narrowed
 from flowspec.model.files import ModelFiles
 from flowspec.model.pickled_file import load_pickled, pickled_words
-
-if TYPE_CHECKING:
-    import torch
+from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
 
 LAYERS_MAX = 4
 """Of a head: of those published most have one, some two, and four those that guess all at once."""
@@ -84,6 +86,8 @@ class HeadTensors:
         path = _pickled(files)
         self._pickled = None if path is None else load_pickled(path)
         self._file_of = files.file_map() if self._pickled is None else dict.fromkeys(self._pickled, PICKLED)
+        sizes = {**ELEMENT_BYTES, **LEVEL_BYTES, "BOOL": 1}  # as `t2d` is
+        self._opened = SafetensorsTensors(files.model, self._file_of, files.path, sizes)
         self._published: dict[str, str] = {}
         for published in self._file_of:
             name = plain_name(published)
@@ -106,36 +110,35 @@ class HeadTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """As its file says; raises `InputError` if the tensor is missing."""
-        return tuple(self._tensor(name).shape)
+        published = self._known(name)
+        return self._opened.shape(published) if self._pickled is None else self._pickled[published].shape
 
-    def load(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def load(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """A tensor over the mapped file, to be copied; raises `InputError` if it is missing or of another
         shape."""
-        found = self._tensor(name)
-        if tuple(found.shape) != shape:
+        published = self._known(name)
+        if self.shape(name) != shape:
             raise InputError(
                 f"tensor {self.published(name)} of EAGLE head {self.model!r}: expected shape "
-                f"{list(shape)} by config.json, got {list(found.shape)}"
+                f"{list(shape)} by config.json, got {list(self.shape(name))}"
             )
-        return found
+        return self._opened.load(published, shape) if self._pickled is None else self._pickled[published]
 
-    def _tensor(self, name: str) -> torch.Tensor:
-        from safetensors import SafetensorError, safe_open
+    def copy_into(self, name: str, array: npt.NDArray[Any]) -> None:
+        """A tensor of numbers, in the dtype of `array`."""
+        found = self.load(name, array.shape)
+        if found.dtype.kind != "f" and found.dtype != DTYPES["bfloat16"]:
+            raise InputError(
+                f"tensor {self.published(name)} of EAGLE head {self.model!r} is {found.dtype}; expected "
+                "float32, bfloat16 or float16"
+            )
+        kind = next(kind for kind, dtype in DTYPES.items() if dtype == array.dtype)
+        np.copyto(array, narrowed(found, kind))
 
-        from flowspec.model.bridge import tensor_of
-
+    def _known(self, name: str) -> str:
         published = self.published(name)
         if name not in self.names:
             raise InputError(
                 f"EAGLE head {self.model!r} has no tensor {published}; expected all of a published layout"
             )
-        if self._pickled is not None:
-            return tensor_of(self._pickled[published])
-        try:
-            with safe_open(self._files.path(self._file_of[published]), framework="pt") as opened:
-                found: torch.Tensor = opened.get_tensor(published)
-                return found
-        except (SafetensorError, OSError) as error:
-            raise InputError(
-                f"cannot read {published} of EAGLE head {self.model!r} ({error}); copy it again"
-            ) from None
+        return published

@@ -10,17 +10,19 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open, Proposal, Release, Segment, SegmentPart
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.errors import ClusterError
+from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import TreeCache
+from flowspec.model.engine import Engine
 
 
 class Head(Protocol):
@@ -47,26 +49,23 @@ class Head(Protocol):
     def weight_bytes(self) -> int: ...
 
     @property
-    def dtype(self) -> torch.dtype: ...
+    def engine(self) -> Engine: ...
 
-    @property
-    def device(self) -> torch.device: ...
-
-    def project(self, target_features: torch.Tensor) -> torch.Tensor:
+    def project(self, target_features: Array) -> Array:
         """The target's features `[rows, hidden * len(capture)]` as they are kept, `[rows, width]`."""
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: Array) -> F32:
         """`[rows, draft vocabulary]` in float32 from `[rows, hidden_size]`."""
 
-    def target_ids(self) -> torch.Tensor | None:
-        """The target's id of every draft id, `[draft vocabulary]` int64; None when they are the same."""
+    def target_ids(self) -> I64 | None:
+        """The target's id of every draft id, `[draft vocabulary]`; None when they are the same."""
 
 
 class Target(Protocol):
     """What a drafter must know of the model that it drafts for: `ModelFiles`."""
 
-    def config(self) -> Any:
-        """With `vocab_size`."""
+    @property
+    def spec(self) -> ModelSpec: ...
 
 
 @dataclass(slots=True)
@@ -120,23 +119,19 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
         self.captures = head.capture
         own = min(head.context_max, limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
-        ids = head.target_ids()
-        ranker = Ranker(
-            target.config().vocab_size, ids=None if ids is None else ids.cpu().numpy(), coupled=coupled
-        )
+        ranker = Ranker(target.spec.vocabulary, ids=head.target_ids(), coupled=coupled)
         super().__init__(
             ranker,
             context_max=max(self.context, context or 0),
-            device=head.device,
+            device=head.engine.device,
             slot_bytes=head.slot_bytes,
         )
         self._head = head
         self.pass_rows: list[int] = []
         """Rows of each pass of the network in the last job."""
         self._requests: dict[int, RequestT] = {}
-        self._truths: dict[
-            int, dict[int, torch.Tensor]
-        ] = {}  # request -> node -> the target's feature `[width]`
+        self._truths: dict[int, dict[int, Array]] = {}
+        """By request and node the target's feature `[width]`."""
         self._truths_max = max(self.context, context or 0) + limits.DRAFT_NODES_MAX
         self._released: OrderedDict[int, int] = OrderedDict()  # request -> the last epoch that is over
 
@@ -146,7 +141,7 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
 
     # ---------------------------------------------------------------------------------------------- learning
 
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: Array) -> None:
         """The target's features `[len(ids), hidden * len(captures)]` of nodes of the output's path; they may
         come before the rows."""
         known = self._requests.get(request)
@@ -157,7 +152,7 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
         ):
             return
         truths = self._truths.setdefault(request, {})
-        for node, feature in zip(ids, self._head.project(features).unbind(), strict=True):
+        for node, feature in zip(ids, self._head.project(features), strict=True):
             truths[node] = feature
         while len(truths) > self._truths_max:
             del truths[next(iter(truths))]  # the oldest, which only a rewind far back could need
@@ -200,7 +195,7 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
     @abstractmethod
     def new_request(self, opening: Open) -> RequestT: ...
 
-    def _arrived(self, number: int, width: int) -> tuple[list[int], torch.Tensor]:
+    def _arrived(self, number: int, width: int) -> tuple[list[int], I64]:
         """The committed nodes from the first on that has no keys, as far as their features are there and as
         wide as they came, and their positions; the cache has room for them, and they count as written."""
         request, truths = self._requests[number], self._truths[number]
@@ -213,16 +208,16 @@ class FeatureDrafter(TreeCachedDrafter, Generic[HeadT, RequestT]):
         request.written += len(nodes)
         if nodes and request.cache is not None:
             request.cache.reserve(request.written)
-        return nodes, torch.arange(begin, request.written, device=self._head.device)
+        return nodes, np.arange(begin, request.written)
 
     def close_cache(self, request: int) -> None:
         self._requests.pop(request, None)
 
-    def logits(self, hidden: torch.Tensor) -> F32:
-        logits: F32 = self._head.logits(hidden).cpu().numpy()
+    def logits(self, hidden: Array) -> F32:
+        logits = self._head.logits(hidden)
         if not np.isfinite(logits.max(axis=1, initial=0)).all():
             raise ClusterError(
-                f"the drafter computed no finite numbers in {str(self._head.dtype)[6:]}; try --dtype "
+                f"the drafter computed no finite numbers in {self._head.engine.dtype}; try --dtype "
                 "bfloat16 or float32"
             )
         return logits

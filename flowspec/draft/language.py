@@ -6,20 +6,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from flowspec.core.protocol import limits
 from flowspec.core.stage.events import ClearSlots, RunLayers
 from flowspec.draft.cached import Row, TreeCachedDrafter
 from flowspec.draft.ranking import F32, Ranker
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.model.spec import spec_of
+from flowspec.model.weights import Span
 
 
 class LanguageModelDrafter(TreeCachedDrafter):
-    """A `Drafter`. Torch's threads are left as they are: it lives in the head's process, or
+    """A `Drafter`. Threads are left as they are: it lives in the head's process, or
     is all that a daemon computes."""
 
     def __init__(
@@ -36,10 +34,10 @@ class LanguageModelDrafter(TreeCachedDrafter):
         that the target takes: a drafter's vocabulary may be padded differently.
         """
         self._model = model
-        own = min(spec_of(model.config).context_max, limits.CONTEXT_MAX)
+        own = min(model.spec.context_max, limits.CONTEXT_MAX)
         self.context = own if context is None else min(own, context)
         super().__init__(
-            Ranker(vocabulary_size or model.config.vocab_size, coupled=coupled),
+            Ranker(vocabulary_size or model.spec.vocabulary, coupled=coupled),
             context_max=max(self.context, context or 0),
             device=model.device,
             slot_bytes=model.slot_bytes,
@@ -47,9 +45,7 @@ class LanguageModelDrafter(TreeCachedDrafter):
         )
 
     @classmethod
-    def load(
-        cls, files: ModelFiles, dtype: str, device: torch.device, **options: Any
-    ) -> LanguageModelDrafter:
+    def load(cls, files: ModelFiles, dtype: str, device: str, **options: Any) -> LanguageModelDrafter:
         """Loads the model; raises `InputError` when that cannot be. `options` are those of the class."""
         layer_count = files.raw_config()["num_hidden_layers"]
         return cls(
@@ -60,12 +56,12 @@ class LanguageModelDrafter(TreeCachedDrafter):
     def weight_bytes(self) -> int:
         return self._model.weight_bytes
 
-    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], torch.Tensor]:
+    def run(self, job: RunLayers, rows: Sequence[Row]) -> tuple[Sequence[Row], Array]:
         _, hidden = self._model.forward(job, None)
         asked = [place for place, row in enumerate(rows) if row.asked]
         return [rows[place] for place in asked], hidden[asked]
 
-    def logits(self, hidden: torch.Tensor) -> F32:
+    def logits(self, hidden: Array) -> F32:
         return self._model.logits(hidden)
 
     def open_cache(self, request: int, slots: int) -> None:

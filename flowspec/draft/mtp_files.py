@@ -6,18 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family, MtpLayout
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
-from flowspec.model.tensors import Panels, Tensors
+from flowspec.model.tensors import Tensors
 
-ENTRY = "entry"
-"""The submodule of the layer that makes its input of a token and a feature."""
 NONE = "has none that FlowSpec reads"
 _LAYER = f"{PLAIN_ROOT.prefix}layers.0."
 _EMBEDDING = f"{PLAIN_ROOT.prefix}embed_tokens"
@@ -82,9 +76,9 @@ class MtpTensors(Tensors):
         self._prefix = layout.prefix.format(layers)
         self._layer = self._prefix + layout.layer
         self._beside = {
-            f"{_LAYER}{ENTRY}.embedding": layout.embedding,
-            f"{_LAYER}{ENTRY}.feature": layout.feature,
-            f"{_LAYER}{ENTRY}.projection": layout.projection,
+            f"{_LAYER}entry.embedding": layout.embedding,
+            f"{_LAYER}entry.feature": layout.feature,
+            f"{_LAYER}entry.projection": layout.projection,
             f"{PLAIN_ROOT.prefix}norm": layout.last_norm,
             _EMBEDDING: layout.own_embedding,
             _LM_HEAD: layout.own_lm_head,
@@ -119,10 +113,10 @@ class MtpTensors(Tensors):
     def files_of(self, name: str) -> tuple[str, ...]:
         return self._raw.files_of(self._file(name))
 
-    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+    def load(self, name: str, shape: tuple[int, ...]) -> Any:
         return self._raw.load(self._file(name), shape)
 
-    def copy_into(self, name: str, part: Numbers) -> None:
+    def copy_into(self, name: str, part: Any) -> None:
         self._raw.copy_into(self._file(name), part)
 
     def form(self, name: str) -> str:
@@ -134,8 +128,8 @@ class MtpTensors(Tensors):
     def packed_bytes(self, name: str) -> int:
         return self._raw.packed_bytes(self._file(name))
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
+    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
         return self._raw.panels(self._file(name), shape)
 
-    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
+    def input_order(self, name: str) -> Any:
         return self._raw.input_order(self._file(name))

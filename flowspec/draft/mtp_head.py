@@ -15,40 +15,31 @@ SGLang.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import nn
+import numpy.typing as npt
 
-from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.draft.mtp_files import ENTRY, MtpTensors, find_layout
-from flowspec.model.arithmetic.operations import function
+from flowspec.core.protocol.model_spec import ModelSpec
+from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.draft.mtp_files import MtpTensors, find_layout
+from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import TreeBatch, TreeCache
-from flowspec.model.families import Family, config_of_mtp
+from flowspec.model.carried import Carry
+from flowspec.model.engine import Engine, engine_of
+from flowspec.model.families import config_of_mtp
 from flowspec.model.files import ModelFiles
-from flowspec.model.kernels import DTYPES, kernel_of
-from flowspec.model.passes import Layers
-from flowspec.model.pieces import Pieces, Span
+from flowspec.model.sampler import F32
+from flowspec.model.slice import embedded, finished
 from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
-from flowspec.model.weights import embedding_name, fill, lm_head_name
-
-
-class _Entry(nn.Module):
-    """Makes the layer's input: `[1, rows, hidden]` from embeddings and features of that shape."""
-
-    def __init__(self, config: Any, family: Family) -> None:
-        super().__init__()
-        norm, width, eps = family.piece("RMSNorm"), config.hidden_size, getattr(config, family.norm_eps)
-        self.embedding: Any = norm(width, eps=eps)
-        self.feature: Any = norm(width, eps=eps)
-        self.projection: Any = nn.Linear(2 * width, width, bias=False)
-
-    def forward(self, embedded: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
-        both = torch.cat((self.embedding(embedded), self.feature(features)), dim=-1)
-        projected: torch.Tensor = self.projection(both)
-        return projected
+from flowspec.model.weights import (
+    SliceParts,
+    Span,
+    embedding_name,
+    family_named,
+    lm_head_name,
+    load_parts,
+)
 
 
 class MtpHead:
@@ -58,76 +49,65 @@ class MtpHead:
     `capture`: the hidden state of the target that is its feature, which is that behind the final norm.
     """
 
-    def __init__(self, pieces: Pieces, capture: tuple[int, ...], dtype: str, device: torch.device) -> None:
-        self.config = pieces.config
-        self.capture = capture
-        self.context_max = spec_of(pieces.config).context_max
-        self.hidden_size: int = pieces.config.hidden_size
-        self.dtype = DTYPES[ACTIVATIONS[dtype]]
-        self.device = device
-        self.weight_bytes = pieces.weight_bytes
-        self._pieces = pieces
-        self._layers = Layers(
-            pieces.layers, spec_of(pieces.config).layers, pieces.family, self.dtype, pieces.product
-        )
+    def __init__(self, spec: ModelSpec, parts: SliceParts, engine: Engine, capture: tuple[int, ...]) -> None:
+        self.spec, self.engine, self.capture = spec, engine, capture
+        self.context_max, self.hidden_size = spec.context_max, spec.hidden
+        self.weight_bytes = parts.weight_bytes
+        self._parts, layer = parts, parts.layer(0)
+        entry: Any = (layer[f"entry.{name}"] for name in ("embedding", "feature", "projection"))
+        of_embedding, of_feature, projection = entry
+        self._of_embedding = engine.rows(spec.hidden, norm=of_embedding)
+        self._of_feature = engine.rows(spec.hidden, norm=of_feature)
+        self._projection = engine.rows(2 * spec.hidden, linear=projection)
+        self._layer = engine.layer(layer, spec.layers[0])
+        self._norm = engine.rows(spec.hidden, norm=parts.norm)
+        self._lm_head = engine.rows(spec.hidden, linear=parts.lm_head)
 
     @staticmethod
-    def load(target: ModelFiles, dtype: str, device: torch.device) -> MtpHead:
+    def load(target: ModelFiles, dtype: str, device: str) -> MtpHead:
         """The MTP layer of a model, in the model's own precision; raises `InputError` where its checkpoint
         has none, or not all of it."""
-        whole = target.config()
-        family = family_of(whole, target.model)
-        layout = find_layout(target, whole, family)
+        whole, spec = target.config(), target.spec
+        layout = find_layout(target, whole, family_named(spec))
         tensors = target.tensors()
-        shared = (embedding_name(whole, family, tensors), lm_head_name(whole, family, tensors))
-        own = MtpTensors(tensors, layout, whole.num_hidden_layers, shared)
-        config = config_of_mtp(whole)
-        pieces = Pieces.build(config, family, Span(first=0, end=1, count=1))
-        with torch.device("meta"):
-            pieces.layers[0].add_module(ENTRY, _Entry(config, family))
-        kernel = kernel_of(dtype, device)
-        fill(pieces, own, DTYPES[ACTIVATIONS[dtype]], device, packing=kernel.linear)
-        pieces.rotary.to(device)
-        pieces.call_directly(kernel.product)
-        return MtpHead(pieces, (whole.num_hidden_layers,), dtype, device)
+        shared = embedding_name(spec, tensors), lm_head_name(spec, tensors)
+        own = MtpTensors(tensors, layout, len(spec.layers), shared)
+        of_layer = spec_of(config_of_mtp(whole))
+        (layer,) = of_layer.layers
+        assert layer.dense is not None, "there is an operation for everything"
+        with_entry = replace(layer, dense=replace(layer.dense, has_entry=True))
+        of_layer = replace(of_layer, layers=(with_entry,))
+        engine = engine_of(dtype, device, spec.norm)
+        parts = load_parts(of_layer, Span(first=0, end=1, count=1), own, dtype, engine)
+        return MtpHead(of_layer, parts, engine, (len(spec.layers),))
 
     @property
     def slot_bytes(self) -> int:
         """What a node takes: keys and values, and the target's feature."""
-        return (spec_of(self.config).heads[0].numbers + self.hidden_size) * self.dtype.itemsize
+        numbers = self.spec.heads[0].numbers + self.hidden_size
+        return numbers * int(PRECISION_BYTES[self.engine.dtype])
 
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
-        heads = {0: spec_of(self.config).heads[0]}
-        return TreeCache(heads=heads, slots_max=slots_max, dtype=self.dtype, device=self.device)
+        return TreeCache(heads={0: self.spec.heads[0]}, memory=self.engine, slots_max=slots_max)
 
     def target_ids(self) -> None:
         """Its ids are the target's."""
 
-    def project(self, target_features: torch.Tensor) -> torch.Tensor:
+    def project(self, target_features: npt.NDArray[Any]) -> Array:
         """The target's features `[rows, hidden_size]` as `run` takes them."""
-        return target_features.to(self.device, self.dtype)
+        return self.engine.cast(target_features)
 
-    @torch.inference_mode()
-    def run(
-        self, tokens: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, batch: TreeBatch
-    ) -> torch.Tensor:
+    def run(self, tokens: I64, features: Array, positions: I64, batch: TreeBatch) -> Array:
         """As `EagleHead.run`."""
         for rows in batch.requests:
             rows.cache.reserve(len(rows.key_positions))
-        (layer,), places = self._pieces.layers, positions.to(self.device)[None]
-        embedded = self._pieces.embed(tokens.to(self.device))[None]  # [1, rows, hidden]
-        mixed = layer.entry(embedded, self.project(features)[None])
-        hidden = self._layers.run(mixed, self._pieces.angles(mixed, places), [batch])
-        predicted: torch.Tensor = self._pieces.norm(hidden)
-        return predicted[0]
+        of_token = self._of_embedding(embedded(self.engine, self.spec, self._parts.embedding, tokens))
+        mixed = self._projection(self.engine.joined([of_token, self._of_feature(features)]))
+        run = self.engine.begin(mixed, batch, Carry())
+        run.run(self._layer, self.engine.angles(positions, self.spec.rotaries[0]))
+        return self._norm(run.hidden)
 
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`[rows, vocabulary]` in float32 from predicted features `[rows, hidden_size]`."""
-        assert self._pieces.lm_head is not None, "it is loaded with both ends"
-        family, config = self._pieces.family, self._pieces.config
-        found: torch.Tensor = family.finish(
-            config, self._pieces.lm_head(hidden), partial(function, name="tanh")
-        )
-        return found.float()
+    def logits(self, hidden: Array) -> F32:
+        """`[rows, vocabulary]` from predicted features `[rows, hidden_size]`."""
+        return finished(self.engine, self.spec, self._lm_head(hidden))

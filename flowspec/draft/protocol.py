@@ -4,13 +4,11 @@ another."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 
 if TYPE_CHECKING:
-    import torch
-
     from flowspec.core.head.events import CopyFeatures  # a daemon that waits has no use for the head's
 
 
@@ -48,7 +46,7 @@ class Drafter(Protocol):
 
     def release(self, message: Release) -> None: ...
 
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: Any) -> None:
         """Features `[len(ids), hidden * len(captures)]` of nodes that are now committed; only for those that
         want any."""
         ...

@@ -1,19 +1,25 @@
-"""Reading the modules of a drafter: their config, and their values from its own files and its target's."""
+"""Reading the parts of a drafter: its config, and their values from its own files and its target's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
-from torch import nn
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.errors import InputError
-from flowspec.model.bridge import read_into, tensor_of
+from flowspec.model.arithmetic.arrays import DTYPES, room
+from flowspec.model.engine import Engine
 from flowspec.model.files import ModelFiles
-from flowspec.model.support import family_of
+from flowspec.model.parts import LayerShape, Matrix, Parameter, Place, Plain, Shape
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name
+
+Shapes = Mapping[str, Shape | LayerShape]
+"""Of a drafter's parts, by what files call them."""
+Reader = Callable[[str, npt.NDArray[Any]], None]
+"""Copies a tensor by its name into an array, in its dtype; raises `InputError`."""
 
 
 def built_config(build: Callable[[], Any], drafter: str) -> Any:
@@ -27,48 +33,49 @@ def built_config(build: Callable[[], Any], drafter: str) -> Any:
         ) from None
 
 
-def fill(
-    module: nn.Module,
-    own: Tensors,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    prefix: str = "",
-    renamed: Mapping[str, str] | None = None,
-    others: Tensors | None = None,
-    shared: Mapping[str, str] | None = None,
-) -> None:
-    """Gives every parameter and buffer its values, floating ones in `dtype`.
-
-    They have the module's names behind a `prefix`, or `renamed` ones; those that are `shared` are `others`,
-    by the names there. Raises `InputError` for one that is missing or of another shape.
-    """
-    renamed, shared = renamed or {}, shared or {}
-    for name, value in module.state_dict(keep_vars=True).items():
-        kind = dtype if value.dtype.is_floating_point else value.dtype
-        values = torch.empty(value.shape, dtype=kind, device=device)
-        if others is not None and name in shared:
-            read_into(others, shared[name], values)
+def parameters_of(shapes: Shapes) -> dict[str, Parameter]:
+    """By their names in files."""
+    found: dict[str, Parameter] = {}
+    for stem, shape in shapes.items():
+        if isinstance(shape, LayerShape):
+            found |= {f"{stem}.{name}": each for name, each in shape.parameters().items()}
         else:
-            read_into(own, prefix + renamed.get(name, name), values)
-        path, _, leaf = name.rpartition(".")
-        is_weight = isinstance(value, nn.Parameter)
-        setattr(
-            module.get_submodule(path),
-            leaf,
-            nn.Parameter(values, requires_grad=False) if is_weight else values,
-        )
+            found |= {name: each for _, name, each in Place(stem, shape).parameters()}
+    return found
 
 
-def embedding_rows(target: ModelFiles, tensors: Tensors, dtype: torch.dtype) -> torch.Tensor:
+def read_parts(shapes: Shapes, engine: Engine, eps: float, read: Reader) -> dict[str, Any]:
+    """By the names of `shapes` parts, of a layer all of its own."""
+    values = {}
+    for name, parameter in parameters_of(shapes).items():
+        kind = "float32" if parameter.role in ("exact", "number") else engine.dtype
+        array = room(parameter.shape, DTYPES[kind])
+        read(name, array)
+        held = engine.array(array)
+        values[name] = (engine.matrix(held),) if parameter.role == "matrix" else held
+    found: dict[str, Any] = {}
+    for stem, shape in shapes.items():
+        if isinstance(shape, LayerShape):
+            own = {name: values[f"{stem}.{name}"] for name in shape.parameters()}
+            found[stem] = shape.parts(own, eps, engine)
+        else:
+            own = {end: values[name] for end, name, _ in Place(stem, shape).parameters()}
+            found[stem] = shape.part(own, eps, engine)
+    return found
+
+
+def embedding_rows(target: ModelFiles, tensors: Tensors, dtype: str) -> Matrix:
     """`rows_of` the target's embedding."""
-    config = target.config()
-    name = embedding_name(config, family_of(config, target.model), tensors)
-    return rows_of(tensors, name, (config.vocab_size, config.hidden_size), dtype)
+    spec = target.spec
+    return rows_of(tensors, embedding_name(spec, tensors), (spec.vocabulary, spec.hidden), dtype)
 
 
-def rows_of(tensors: Tensors, name: str, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    """A table of which rows are to be taken: over the mapped file, which needs no memory, or where the file's
-    numbers are wider, in `dtype`."""
-    table = tensor_of(tensors.load(name, shape))
-    return table.to(dtype) if table.element_size() > dtype.itemsize else table
+def rows_of(tensors: Tensors, name: str, shape: tuple[int, int], dtype: str) -> Matrix:
+    """A table of which rows are to be taken, on the CPU: over the mapped file, which needs no memory, or
+    where the file's numbers are wider, in `dtype`."""
+    table = tensors.load(name, shape)
+    if table.itemsize > DTYPES[dtype].itemsize:
+        narrow = np.empty(shape, DTYPES[dtype])
+        tensors.copy_into(name, narrow)
+        table = narrow
+    return Plain(table)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar, Open, Proposal, Release, Segment, SegmentPart
@@ -18,9 +18,6 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.draft.guide import Guide, Words
 from flowspec.errors import PeerError
-
-if TYPE_CHECKING:
-    import torch
 
 
 class TextProposer(ABC):
@@ -149,7 +146,7 @@ class TextDrafter:
     def release(self, message: Release) -> None:
         self._requests.pop(message.request, None)
 
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: Any) -> None:
         raise AssertionError("features came for a drafter that wants none")
 
     def _open(self, opening: Open) -> None:

@@ -1,44 +1,56 @@
-"""What torch computes on: the CPU, or a GPU through CUDA. The only file that asks `torch.cuda`.
+"""What computes: the CPU, or a GPU through torch and CUDA. The only file that asks `torch.cuda`; torch is
+imported where there is a GPU.
 
-Whoever needs to know how much memory is free, or when work is done, asks an `Accelerator`. Kernels for GPUs
-are in `quantised_cuda.py` and `arithmetic/canonical.cu`. The CUDA half is tested with a stand-in for
-`torch.cuda`; it ran on two servers' GPUs (docs/devices.md), and `flowspec doctor --accelerator` tests it on a
-board.
+Whoever needs to know how much memory is free, or when work is done, asks an `Accelerator`. The CUDA half is
+tested with a stand-in for `torch.cuda`; it ran on two servers' GPUs (docs/devices.md), and `flowspec doctor
+--accelerator` tests it on a board.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import platform
 import warnings
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
-import torch
 
 from flowspec.errors import InputError, first_line
 from flowspec.host_memory import NOTHING, host_memory
+from flowspec.model.arithmetic import compiled
 
 Capability = tuple[int, int]
 Facts = dict[str, str | int | bool | list[str]]
 
 
+GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
+"""One is there where a driver has a GPU: servers', Jetsons' of either kind, and Windows' in its Linux."""
+
+
 def use_threads(count: int | None) -> None:
-    """So many threads for torch; None leaves it torch's choice."""
+    """So many threads compute; None leaves one on each core."""
     if count is not None:
-        torch.set_num_threads(count)
+        compiled.use_threads(count)
+
+
+def _torch() -> Any:
+    import torch
+
+    return torch
 
 
 class Accelerator(Protocol):
-    """A device that torch computes on.
+    """A device that computes.
 
     Whoever has one has float32 products in float32, and sums of 16-bit products, too.
     """
 
     @property
-    def device(self) -> torch.device:
-        """As torch takes it."""
+    def device(self) -> str:
+        """`cpu`, `cuda:0`, as torch calls it, too."""
 
     @property
     def name(self) -> str:
@@ -87,11 +99,12 @@ class Accelerator(Protocol):
 
 
 def find(name: str) -> Accelerator:
-    """`cpu`, `cuda` (the first GPU), `cuda:N`; `auto` is the first GPU where torch can use one, else the CPU.
+    """`cpu`, `cuda` (the first GPU), `cuda:N`; `auto` is the first GPU where there is one that torch can use,
+    else the CPU.
 
     Raises `InputError` for another name, and for a GPU that cannot be used, with the reason.
     """
-    if name == "cpu" or (name == "auto" and CudaAccelerator.absence()):
+    if name == "cpu" or (name == "auto" and (not has_driver() or CudaAccelerator.absence())):
         return CpuAccelerator()
     kind, _, number = "cuda:0".partition(":") if name in ("auto", "cuda") else name.partition(":")
     if kind != "cuda" or not number.isdecimal():
@@ -103,12 +116,18 @@ def find(name: str) -> Accelerator:
     return CudaAccelerator(int(number))
 
 
-def accelerator_of(device: torch.device) -> Accelerator:
-    """The one that a tensor's device is. Raises `InputError` for a device that FlowSpec does not know."""
-    if device.type == "cpu":
+def has_driver() -> bool:
+    """Whether there may be a GPU."""
+    return any(Path(name).exists() for name in GPU_FILES)
+
+
+def accelerator_of(device: str) -> Accelerator:
+    """By its name. Raises `InputError` for a device that FlowSpec does not know."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
         return CpuAccelerator()
-    if device.type == "cuda":
-        return CudaAccelerator(device.index or 0)
+    if kind == "cuda":
+        return CudaAccelerator(int(number or 0))
     raise InputError(f"expected a CPU or CUDA device, got {device}")
 
 
@@ -121,6 +140,7 @@ def compute_precisely() -> None:
     versions; where an older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are
     on by default.
     """
+    torch = _torch()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions of torch ask for a way that older ones do not have
         torch.set_float32_matmul_precision("highest")
@@ -137,13 +157,7 @@ class CpuAccelerator:
     usual_dtype = "float32"
     has_bfloat16 = True
     capability: Capability | None = None
-
-    def __init__(self) -> None:
-        compute_precisely()
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu")
+    device = "cpu"
 
     @property
     def name(self) -> str:
@@ -167,9 +181,7 @@ class CpuAccelerator:
     def facts(self) -> Facts:
         return {
             "name": self.name,
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "engines": list(torch.backends.quantized.supported_engines),
-            "threads": torch.get_num_threads(),
+            "threads": compiled.threads(),
             "total_bytes": self.total_bytes(),
         }
 
@@ -183,17 +195,21 @@ class CudaAccelerator:
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
+        self._torch = _torch()
         compute_precisely()
 
     @staticmethod
     def absence(index: int = 0) -> str:
         """Why torch cannot use this GPU; empty where it can."""
+        if importlib.util.find_spec("torch") is None:
+            return "torch is not installed"
+        torch = _torch()
         if torch.version.cuda is None:
             return f"this torch ({torch.__version__}) was built without CUDA"
         if not torch.cuda.is_available():
             text = f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU"
             try:
-                torch.cuda.init()  # type: ignore[no-untyped-call]
+                torch.cuda.init()
             except (RuntimeError, AssertionError) as error:  # says which of driver, GPU and rights is missing
                 return f"{text}: {first_line(error)}"
             return text
@@ -201,62 +217,63 @@ class CudaAccelerator:
         return "" if index < count else f"expected one of the {count} CUDA devices of this machine"
 
     @property
-    def device(self) -> torch.device:
-        return torch.device("cuda", self.index)
+    def device(self) -> str:
+        return f"cuda:{self.index}"
 
     @property
     def name(self) -> str:
-        return str(torch.cuda.get_device_name(self.device))
+        return str(self._torch.cuda.get_device_name(self.device))
 
     @property
     def has_bfloat16(self) -> bool:
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+        return bool(self._torch.cuda.is_bf16_supported(including_emulation=False))
 
     @property
     def capability(self) -> Capability | None:
-        return torch.cuda.get_device_capability(self.device)
+        major, minor = self._torch.cuda.get_device_capability(self.device)
+        return int(major), int(minor)
 
     @property
     def shares_memory(self) -> bool:
         """Whether its memory is the processor's, as on a Jetson."""
-        return bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
+        return bool(getattr(self._torch.cuda.get_device_properties(self.device), "is_integrated", False))
 
     def total_bytes(self) -> int:
-        return int(torch.cuda.mem_get_info(self.device)[1])
+        return int(self._torch.cuda.mem_get_info(self.device)[1])
 
     def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
         """Where memory is the processor's, too, what the system says: CUDA counts files in memory as taken.
 
         A slice's weights are read from such files, so that on a Jetson hardly anything would seem to be free.
         """
-        free, total = torch.cuda.mem_get_info(self.device)
-        kept = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        free, total = self._torch.cuda.mem_get_info(self.device)
+        kept = self._torch.cuda.memory_reserved(self.device) - self._torch.cuda.memory_allocated(self.device)
         if self.shares_memory:
             free = min(total, max(free, host_memory(promised=promised).available))
         return int(free + kept)
 
     def taken_bytes(self) -> int:
-        return int(torch.cuda.memory_allocated(self.device))
+        return int(self._torch.cuda.memory_allocated(self.device))
 
     def wait(self) -> None:
-        torch.cuda.synchronize(self.device)
+        self._torch.cuda.synchronize(self.device)
 
     def give_back(self) -> None:
-        torch.cuda.empty_cache()
+        self._torch.cuda.empty_cache()
 
     def facts(self) -> Facts:
-        properties = torch.cuda.get_device_properties(self.device)
-        major, minor = torch.cuda.get_device_capability(self.device)
-        cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+        properties = self._torch.cuda.get_device_properties(self.device)
+        major, minor = self._torch.cuda.get_device_capability(self.device)
+        cudnn = self._torch.backends.cudnn.version()
         return {
             "name": self.name,
             "capability": f"{major}.{minor}",
-            "built_for": list(torch.cuda.get_arch_list()),
+            "built_for": list(self._torch.cuda.get_arch_list()),
             "processors": int(properties.multi_processor_count),
             "total_bytes": self.total_bytes(),
             "shares_memory": self.shares_memory,
             "has_bfloat16": self.has_bfloat16,
-            "cuda": str(torch.version.cuda),
+            "cuda": str(self._torch.version.cuda),
             "cudnn": "" if cudnn is None else str(cudnn),
-            "threads": torch.get_num_threads(),
+            "threads": compiled.threads(),
         }

@@ -5,9 +5,9 @@ pruning frees slots without copying anything. Rows of several requests go throug
 and attend each to their own cache. A row's sums go by the positions of what it sees (`arithmetic/`), so which
 slots its path happens to lie in changes no bit.
 
-Layers that are short convolutions hold an input in each slot instead (`convolution.py`), and so do those
-with linear attention, which have states beside (`linear_attention.py`). Some attend to what a layer before
-them holds (`core.protocol.model_spec`).
+Layers that are short convolutions hold an input in each slot instead, and so do those with linear attention,
+which have states, too (`linear_attention.py`). Some attend to what a layer before them holds
+(`core.protocol.model_spec`).
 
 Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.sliding_window`).
 """
@@ -17,29 +17,48 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-import torch
-import torch.nn.functional as F
+import numpy as np
 
 from flowspec.core.protocol.model_spec import Heads
+from flowspec.core.protocol.precision import Q8_0
 from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.operations import Sight, store
+from flowspec.model.arithmetic.arrays import I32, I64, Array, Bools, namespace, zeros
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.arithmetic.plain import LANES
+from flowspec.model.arithmetic.plain import BLOCK, LANES
 
+Steps = tuple[Array, Array] | None
+Held = tuple[Array, Array, Steps]
+"""Of a layer: keys, values, and between levels the steps of both."""
 BASE, NEAR, SNAPSHOT = 0, 1, 2
 """The states that are held (`linear_attention.py`)."""
+Angles = tuple[Array, Array]
+"""Cosine and sine of position embeddings, each `[1, rows, numbers that turn]`."""
+
+
+class Memory(Protocol):
+    """Of a device."""
+
+    dtype: str
+    """Of rows, by name."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
+    def copied(self, x: Array) -> Array: ...
+    def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
+        """Keys and values `[rows, kv_heads, head_dim]` to slots of a layer's."""
+
+
 MOVED_AT_ONCE = 256
 """Slots that are copied at once to others: of an 8 B model in bfloat16 16 MiB of keys."""
 
 
 class TreeCache:
     """What one request holds in some layers of a slice, counted from its first; grown in blocks: keys and
-    values of layers in `heads`, and in those `with_inputs` inputs of `width`, in `input_dtype`, and states of
-    the shape `state` where they have any. A layer before the slice's first, below 0, is one to whose keys
+    values of layers in `heads`, and in those `with_inputs` inputs of `width`, and states of the shape `state`
+    where they have any. A layer before the slice's first, below 0, is one to whose keys
     and values layers of the slice attend.
 
     `inputs` `[layers with inputs, slots, width]`. `states` `[layers with inputs, STATES_HELD, *state]`
@@ -50,28 +69,27 @@ class TreeCache:
         self,
         *,
         heads: Mapping[int, Heads],
+        memory: Memory,
         slots_max: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        held: str = "",
         with_inputs: Sequence[int] = (),
         width: int = 0,
-        input_dtype: torch.dtype | None = None,
         state: tuple[int, ...] = (),
     ) -> None:
+        """Keys and values are `held` as `precision.cached_as` says (empty: as rows are)."""
         self.slots_max = slots_max
         self.places = {layer: place for place, layer in enumerate(with_inputs)}
-        self.inputs = torch.zeros((len(with_inputs), 0, width), dtype=input_dtype, device=device)
-        held = len(with_inputs) if state else 0
-        self.states = torch.zeros((held, STATES_HELD, *state), device=device)
-        self.lengths = [[0] * STATES_HELD for _ in range(held)]
-        self._device = device
+        self.inputs = memory.zeros((len(with_inputs), 0, width), memory.dtype)
+        with_states = len(with_inputs) if state else 0
+        self.states = memory.zeros((with_states, STATES_HELD, *state), "float32")
+        self.lengths = [[0] * STATES_HELD for _ in range(with_states)]
         self._slots = 0
         self._kinds: list[_KeysAndValues] = []
         self._kind_of: dict[int, tuple[_KeysAndValues, int]] = {}
         self._addresses: dict[int, compiled.Cache] = {}
         for kind in dict.fromkeys(heads.values()):
             layers = [layer for layer, own in heads.items() if own == kind]
-            self._kinds.append(_KeysAndValues(len(layers), kind, dtype, device))
+            self._kinds.append(_KeysAndValues(len(layers), kind, memory, held or memory.dtype))
             self._kind_of |= {layer: (self._kinds[-1], place) for place, layer in enumerate(layers)}
 
     def __contains__(self, layer: int) -> bool:
@@ -85,10 +103,10 @@ class TreeCache:
     @property
     def bytes(self) -> int:
         """Of all that is held now."""
-        own = self.inputs.nbytes + self.states.nbytes
-        return own + sum(each.nbytes for kind in self._kinds for each in kind.tensors)
+        own = int(self.inputs.nbytes + self.states.nbytes)
+        return own + sum(int(each.nbytes) for kind in self._kinds for each in kind.tensors)
 
-    def of(self, layer: int) -> tuple[torch.Tensor, torch.Tensor, Steps]:
+    def of(self, layer: int) -> Held:
         """A layer's keys, values, and between levels the steps of both, where they are levels."""
         kind, place = self._kind_of[layer]
         steps = None if kind.steps is None else (kind.steps[0][place], kind.steps[1][place])
@@ -104,19 +122,19 @@ class TreeCache:
     def _fields(self, layer: int) -> compiled.Cache:
         if layer in self.places:
             place = self.places[layer]
-            state = self.states[place, NEAR].data_ptr() if len(self.states) else None
+            state = compiled.address(self.states[place, NEAR]) if len(self.states) else None
             inputs = self.inputs[place]
-            return compiled.Cache(inputs=inputs.data_ptr(), state=state, inputs_width=inputs.shape[1])
+            where = compiled.address(inputs)
+            return compiled.Cache(inputs=where, state=state, inputs_width=inputs.shape[1])
         keys, values, steps = self.of(layer)
-        of_steps = (None, None) if steps is None else (steps[0].data_ptr(), steps[1].data_ptr())
-        where = keys.data_ptr(), values.data_ptr(), *of_steps
-        return compiled.Cache(*where, slots=self._slots, kind=compiled.kind_of(keys.dtype))
+        each = tuple(map(compiled.address, (keys, values, *(steps or ()))))
+        return compiled.Cache(*each, slots=self._slots, kind=compiled.kind_of(keys.dtype))
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
         added = max(0, _filled(cache_size(slots, self.slots_max)) - self._slots)
-        inputs = self.inputs.shape[0] * self.inputs.shape[2] * self.inputs.element_size()
-        return added * (sum(kind.slot_bytes for kind in self._kinds) + inputs)
+        inputs = self.inputs.shape[0] * self.inputs.shape[2] * self.inputs.itemsize
+        return added * int(sum(kind.slot_bytes for kind in self._kinds) + inputs)
 
     def reserve(self, slots: int) -> None:
         """Makes room for slots `0..slots-1`; new ones are zero."""
@@ -126,38 +144,28 @@ class TreeCache:
         more = _filled(cache_size(slots, self.slots_max)) - self._slots
         for kind in self._kinds:
             kind.grow(more)
-        layers, _, width = self.inputs.shape  # before torch 2.10 padding took nothing that is empty
-        self.inputs = torch.cat([self.inputs, self.inputs.new_zeros((layers, more, width))], dim=1)
+        self.inputs = _grown(self.inputs, more, 1)
         self._slots += more
         self._addresses.clear()
 
-    def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Keys and values `[kv_heads, rows, head_dim]` of a layer to `slots` `[rows]`."""
-        store(slots, keys, values, *self.of(layer))
-
-    @torch.inference_mode()
-    def copy(self, source: TreeCache, slots: torch.Tensor) -> None:
-        """Into the first slots what those `slots` `[count]` int64 of another request's hold, in their order,
-        and its states; there is room for them."""
+    def copy(self, source: TreeCache, slots: I64) -> None:
+        """Into the first slots what those `slots` `[count]` of another request's hold, in their order, and
+        its states; there is room for them."""
         count = len(slots)
         assert count <= self._slots, f"{count} slots are copied, there is room for {self._slots}"
         for kind, other in zip(self._kinds, source._kinds, strict=True):
             kind.copy(other, slots)
         self.inputs[:, :count] = source.inputs[:, slots]
-        self.states.copy_(source.states)
+        self.states[:] = source.states
         self.lengths = [list(each) for each in source.lengths]
 
-    @torch.inference_mode()
-    def clear(self, slots: tuple[int, ...]) -> None:
+    def clear(self, slots: Sequence[int]) -> None:
         """Zeroes slots that were freed."""
-        index = torch.tensor([slot for slot in slots if slot < self._slots], device=self._device)
+        index = np.array([slot for slot in slots if slot < self._slots], np.int64)
         if len(index):
             for kind in self._kinds:
                 kind.clear(index)
-            self.inputs.index_fill_(1, index, 0)
-
-
-Steps = tuple[torch.Tensor, torch.Tensor] | None
+            self.inputs[:, index] = 0
 
 
 class _KeysAndValues:
@@ -168,69 +176,100 @@ class _KeysAndValues:
     they are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16.
     """
 
-    def __init__(self, layers: int, heads: Heads, dtype: torch.dtype, device: torch.device) -> None:
-        count, width = heads.count, heads.width
-        self.keys = torch.zeros((layers, count, 0, width, LANES), dtype=dtype, device=device)
-        self.values = torch.zeros((layers, count, 0, _filled(width)), dtype=dtype, device=device)
+    def __init__(self, layers: int, heads: Heads, memory: Memory, held: str) -> None:
+        count, width, dtype = heads.count, heads.width, "int8" if held == Q8_0 else held
+        self.keys = memory.zeros((layers, count, 0, width, LANES), dtype)
+        self.values = memory.zeros((layers, count, 0, _filled(width)), dtype)
         self.steps: Steps = None
-        if dtype == torch.int8:
+        if held == Q8_0:
             groups = -(-width // GROUP)
-            self.steps = (
-                torch.zeros((layers, count, 0, groups, LANES), dtype=torch.float16, device=device),
-                torch.zeros((layers, count, 0, groups), dtype=torch.float16, device=device),
-            )
+            of_keys = memory.zeros((layers, count, 0, groups, LANES), "float16")
+            self.steps = of_keys, memory.zeros((layers, count, 0, groups), "float16")
 
     @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
+    def tensors(self) -> tuple[Array, ...]:
+        """Of keys and of values, in turns."""
         return (self.keys, self.values, *(self.steps or ()))
 
     @property
     def slot_bytes(self) -> int:
         layers, heads, _, width = self.values.shape
-        slot = (width + self.keys.shape[3]) * self.keys.element_size()
-        slot += sum(steps.shape[3] * steps.element_size() for steps in self.steps or ())
-        return layers * heads * slot
+        slot = (width + self.keys.shape[3]) * self.keys.itemsize
+        slot += sum(steps.shape[3] * steps.itemsize for steps in self.steps or ())
+        return int(layers * heads * slot)
 
     def grow(self, more: int) -> None:
-        self.keys = F.pad(self.keys, (0, 0, 0, 0, 0, more // LANES))
-        self.values = F.pad(self.values, (0, 0, 0, more))
-        if self.steps is not None:
-            of_keys, of_values = self.steps
-            self.steps = F.pad(of_keys, (0, 0, 0, 0, 0, more // LANES)), F.pad(of_values, (0, 0, 0, more))
+        sizes = (more // LANES, more) * 2
+        made = [_grown(each, size, 2) for each, size in zip(self.tensors, sizes, strict=False)]
+        self.keys, self.values, *steps = made
+        self.steps = (steps[0], steps[1]) if steps else None
 
-    def copy(self, source: _KeysAndValues, slots: torch.Tensor) -> None:
+    def copy(self, source: _KeysAndValues, slots: I64) -> None:
         """What lies in the same slots there, as prompts do, goes over in whole blocks of lanes; the rest slot
         by slot, a few at a time: these are in memory once more meanwhile."""
-        count, own = len(slots), torch.arange(len(slots), device=slots.device)
-        moved = (slots != own).nonzero()
+        count, own = len(slots), np.arange(len(slots))
+        moved = np.flatnonzero(slots != own)
         blocks = (int(moved[0]) if len(moved) else count) // LANES
         same = blocks * LANES
-        into, out = (*self.tensors[::2], *self.tensors[1::2]), (*source.tensors[::2], *source.tensors[1::2])
-        lanes = len(into) // 2
-        for mine, other in zip(into[:lanes], out[:lanes], strict=True):
-            mine[:, :, :blocks] = other[:, :, :blocks]
-        for mine, other in zip(into[lanes:], out[lanes:], strict=True):
-            mine[:, :, :same] = other[:, :, :same]
-        pieces = (torch.split(each[same:], MOVED_AT_ONCE) for each in (own, slots))
-        for rest, of in zip(*pieces, strict=True):
-            for mine, other in zip(into[:lanes], out[:lanes], strict=True):
-                found = other.permute(2, 4, 0, 1, 3)[of // LANES, of % LANES]
-                mine.permute(2, 4, 0, 1, 3)[rest // LANES, rest % LANES] = found
-            for mine, other in zip(into[lanes:], out[lanes:], strict=True):
-                mine.index_copy_(2, rest, other.index_select(2, of))
+        for place, (mine, other) in enumerate(zip(self.tensors, source.tensors, strict=True)):
+            whole = same if place % 2 else blocks
+            mine[:, :, :whole] = other[:, :, :whole]
+            for first in range(same, count, MOVED_AT_ONCE):
+                rest, of = (each[first : first + MOVED_AT_ONCE] for each in (own, slots))
+                if place % 2:
+                    mine[:, :, rest] = other[:, :, of]
+                else:
+                    mine[:, :, rest // LANES, :, rest % LANES] = other[:, :, of // LANES, :, of % LANES]
 
-    def clear(self, index: torch.Tensor) -> None:
-        self.keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
-        self.values.index_fill_(2, index, 0)
-        if self.steps is not None:
-            of_keys, of_values = self.steps
-            of_keys.permute(2, 4, 0, 1, 3)[index // LANES, index % LANES] = 0
-            of_values.index_fill_(2, index, 0)
+    def clear(self, index: I64) -> None:
+        for place, own in enumerate(self.tensors):
+            if place % 2:
+                own[:, :, index] = 0
+            else:
+                own[:, :, index // LANES, :, index % LANES] = 0
+
+
+def _grown(x: Array, more: int, axis: int) -> Array:
+    """With so many zeros more along an axis."""
+    shape = [*x.shape]
+    shape[axis] = more
+    return namespace(x).concatenate([x, zeros(x, *shape)], axis)
 
 
 def _filled(count: int) -> int:
     """The next multiple of `LANES`."""
     return -(-count // LANES) * LANES
+
+
+@dataclass(slots=True)
+class Sight:
+    """What each row of a job sees of a cache: `seen` `[rows, high]`, and `key_positions` `[high]` of the
+    slots. A row sees at most one slot for each position."""
+
+    seen: Bools
+    key_positions: I32
+    _order: tuple[I32, I32] | None = None
+    _paths: I64 | None = None
+
+    def order(self) -> tuple[I32, I32]:
+        """Slots that any row sees by position, and where among them each block of positions ends."""
+        if self._order is None:
+            slots = np.flatnonzero(self.seen.any(axis=0))
+            positions = self.key_positions[slots]
+            places = np.argsort(positions, kind="stable")
+            blocks = positions[places] // BLOCK
+            ends = np.append(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1, len(blocks))
+            self._order = slots[places].astype(np.int32), ends.astype(np.int32)
+        return self._order
+
+    def paths(self) -> I64:
+        """The slot that a row sees at a position, or -1: `[rows, positions]`."""
+        if self._paths is None:
+            rows, slots = np.nonzero(self.seen)
+            positions = self.key_positions[slots]
+            self._paths = np.full((len(self.seen), int(positions.max()) + 1), -1)
+            self._paths[rows, positions] = slots
+        return self._paths
 
 
 @dataclass(slots=True)
@@ -241,13 +280,13 @@ class TreeRows:
 
     cache: TreeCache
     first: int
-    slots: torch.Tensor  # [rows] int64
-    positions: torch.Tensor  # [rows] int64
-    key_positions: torch.Tensor  # [high] int32
-    visible: torch.Tensor  # [rows, high] bool
+    slots: I64  # [rows]
+    positions: I64  # [rows]
+    key_positions: I32  # [high]
+    visible: Bools  # [rows, high]
     windowed: TreeRows | None = None
     sights: dict[int | None, Sight] = field(default_factory=dict)
-    lines: dict[int, torch.Tensor] = field(default_factory=dict)
+    lines: dict[int, I64] = field(default_factory=dict)
     committed: int = 0
     walks: dict[int, Any] = field(default_factory=dict)
 
@@ -261,22 +300,22 @@ class TreeRows:
             seen = self.visible
             if window is not None:
                 seen = seen & (self.key_positions[None, :] > self.positions[:, None] - window)
-            self.sights[window] = Sight(seen.contiguous(), self.key_positions)
+            self.sights[window] = Sight(np.ascontiguousarray(seen), self.key_positions)
         return self.sights[window]
 
-    def line(self, length: int) -> torch.Tensor:
+    def line(self, length: int) -> I64:
         """Slots of the last so many nodes of each row's path, the row's own last, -1 where the text has not
-        begun: `[rows, length]` int64."""
+        begun: `[rows, length]`."""
         if length not in self.lines:
-            back = torch.arange(length - 1, -1, -1, device=self.positions.device)
-            wanted = self.positions[:, None] - back  # [rows, length]
+            wanted = self.positions[:, None] - np.arange(length - 1, -1, -1)  # [rows, length]
             is_it = self.visible[:, None] & (self.key_positions == wanted[..., None])  # [rows, length, high]
-            found, slots = is_it.max(dim=2)
-            assert torch.equal(found, wanted >= 0), "a row does not see the nodes right before it"
-            self.lines[length] = torch.where(found, slots, -1)
+            assert np.array_equal(is_it.any(axis=2), wanted >= 0), (
+                "a row does not see the nodes right before it"
+            )
+            self.lines[length] = np.where(wanted >= 0, is_it.argmax(axis=2), -1)
         return self.lines[length]
 
-    def select(self, kept: torch.Tensor, first: int) -> TreeRows:
+    def select(self, kept: I64, first: int) -> TreeRows:
         """The same request's rows with only `kept` (indices into these rows)."""
         windowed = None if self.windowed is None else self.windowed.select(kept, first)
         slots, positions, visible = self.slots[kept], self.positions[kept], self.visible[kept]
@@ -297,11 +336,12 @@ class TreeBatch:
     """What layers need to know of a job; of a slice that begins with this layer."""
 
     requests: list[TreeRows]
-    first_layer: int
+    first_layer: int = 0
 
-    def write(self, source: int, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """The rows' keys and values `[1, kv_heads, rows, head_dim]` of a layer before the slice."""
+    def write(self, memory: Memory, source: int, keys: Array, values: Array) -> None:
+        """The rows' keys and values `[rows, kv_heads, head_dim]` of a layer before the slice."""
         for request in self.requests:
             rows = request.of(source - self.first_layer)
             span = slice(rows.first, rows.first + len(rows.slots))
-            rows.cache.write(source - self.first_layer, rows.slots, keys[0, :, span], values[0, :, span])
+            where = rows.cache.of(source - self.first_layer)
+            memory.store(rows.slots, keys[span], values[span], where)

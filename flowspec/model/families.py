@@ -1,25 +1,22 @@
-"""The model families that are parity-tested, each described by what it does outside its decoder layers.
+"""The model families that are parity-tested: by what their layers differ from most, what is around them, and
+how a checkpoint names its tensors, after transformers' modeling files.
 
-The layers themselves are transformers' own code. What surrounds them there (embedding scales, position
-embeddings by layer type, how logits are finished) and how a checkpoint names its tensors is declared here,
-after transformers' modeling files; `pieces.py` and `weights.py` act by it. A family is listed only with a
-parity test (`tests/model/test_parity.py`); everything else is refused by name before a weight is read.
+`spec.py` makes a `ModelSpec` by it, `parts.py` and `weights.py` find the tensors. A family is listed only
+with a parity test (`tests/model/test_parity.py`); everything else is refused by name before a weight is read.
 `support.py` refuses what a listed family's config may ask for that is not handled.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from flowspec.core.protocol.model_spec import Router
+from flowspec.core.protocol.model_spec import Norm, Router
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.norms import Norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,10 +34,6 @@ class Names(Protocol):
     """Those of a checkpoint's tensors."""
 
     def __contains__(self, name: str, /) -> bool: ...
-
-
-Function = Callable[[Any], Any]
-"""Of a tensor, number by number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,30 +69,23 @@ def config_of_mtp(config: Any) -> Any:
     return config
 
 
-def _as_it_is(config: Any, rounded: Callable[[float], float]) -> float:
-    return 1.0
-
-
-def _untouched(config: Any, logits: Any, tanh: Function) -> Any:
-    return logits
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in
     `transformers.models.{module}`; `{prefix}Text...` where other parts of the model have such, too.
 
-    `embedding_scale(config, rounded)`: embeddings are multiplied by it; `rounded` rounds to the model's
-    dtype. `finish(config, logits, tanh)`: from what `lm_head` gives to logits, in the model's dtype; `tanh`
-    is whose function is used. `rotary_by_layer_type`: each type of layers has position embeddings of its own.
-    `rotary_is_partial`: the layers take position embeddings narrower than a head. `stacked`: parameters of a
+    `dense`: by what the family's layers differ from the defaults of `Dense`. `attention_biases`: which linear
+    layers of attention add one, all where the config says so by `attention_bias`; `has_mlp_biases`: the
+    config says by `mlp_bias` whether an MLP's do. `embedding_scale`: what embeddings are multiplied by.
+    `rotary_by_layer_type`: each type of layers has position embeddings of its own. `rotary_is_partial`: the
+    layers take position embeddings narrower than a head. `stacked`: parameters of a
     layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
     rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
     experts are one, as `joined_experts.py` says; `has_layer_inputs`: layers may take of a token what
-    `layer_inputs.py` says. `router`: how a mixture's rows choose experts. `norm_eps` and `last_norm`: what
+    `layer_by_layer.py` says. `router`: how a mixture's rows choose experts. `norm_eps` and `last_norm`: what
     the config calls the constant of norms, and a checkpoint the norm behind the last layer. `other_layers`:
-    what the config's `layer_types` calls layers that do not attend: short convolutions (`convolution.py`) or
-    linear attention (`linear_attention.py`). `ignored`: fields of the family's config that transformers' code
+    what the config's `layer_types` calls layers that do not attend: short convolutions or linear attention
+    (`linear_attention.py`). `ignored`: fields of the family's config that transformers' code
     does not act on, with their only value; `repeated`: those that say once more what the field says that it
     acts on; `built_in`: those that older versions of it do not know, with what is in their code. `mtp`: how
     checkpoints name a layer that guesses further tokens. `part`: where a multimodal model's config keeps that
@@ -109,12 +95,14 @@ class Family:
 
     module: str
     prefix: str
+    dense: Mapping[str, Any] = field(default_factory=dict)
+    attention_biases: Literal["", "all", "all but the last", "always all but the last"] = "all"
+    has_mlp_biases: bool = False
     norm: Norm = "cast, scale"
     norm_eps: str = "rms_norm_eps"
     last_norm: str = "norm"
     other_layers: str = ""
-    embedding_scale: Callable[[Any, Callable[[float], float]], float] = _as_it_is
-    finish: Callable[[Any, Any, Function], Any] = _untouched
+    embedding_scale: Literal["", "root of hidden", "multiplier"] = ""
     rotary_by_layer_type: bool = False
     rotary_is_partial: bool = False
     router: Router = "softmax"
@@ -130,11 +118,6 @@ class Family:
     mtp: MtpLayout | None = None
     part: str = ""
     layer_names: Mapping[str, str] = field(default_factory=dict)
-
-    def piece(self, name: str) -> Any:
-        """One of the family's classes, for example `piece("DecoderLayer")`."""
-        modeling = importlib.import_module(f"transformers.models.{self.module}.modeling_{self.module}")
-        return getattr(modeling, f"{self.prefix}Text{name}", None) or getattr(modeling, self.prefix + name)
 
     def ways_to_stack(self, name: str) -> tuple[tuple[str, ...], ...]:
         """The ways in which files may hold a layer's parameter `name` expert by expert, each the tensors of
@@ -156,23 +139,11 @@ class Family:
         }
 
 
-def _gemma_scale(config: Any, rounded: Callable[[float], float]) -> float:
-    return rounded(config.hidden_size**0.5)
-
-
-def _granite_scale(config: Any, rounded: Callable[[float], float]) -> float:
-    return float(config.embedding_multiplier)
-
-
-def _softcapped(config: Any, logits: Any, tanh: Function) -> Any:
-    cap = config.final_logit_softcapping
-    return logits if cap is None else tanh(logits / cap) * cap
-
-
-def _granite_logits(config: Any, logits: Any, tanh: Function) -> Any:
-    return logits / config.logits_scaling
-
-
+_SANDWICH = {
+    "norm_after_attention": "post_attention_layernorm",
+    "norm_before_mlp": "pre_feedforward_layernorm",
+    "norm_after_mlp": "post_feedforward_layernorm",
+}
 _EXPERTS = {
     "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
     "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
@@ -181,9 +152,9 @@ _MIXTRAL = "block_sparse_moe."
 _GEMMA3 = Family(
     module="gemma3",
     prefix="Gemma3",
+    dense={**_SANDWICH, "query_norm": "head"},
     norm="scale by 1 + w, cast",
-    embedding_scale=_gemma_scale,
-    finish=_softcapped,
+    embedding_scale="root of hidden",
     rotary_by_layer_type=True,
     roots=(
         PLAIN_ROOT,
@@ -196,6 +167,7 @@ _GEMMA3 = Family(
 _QWEN3_5 = Family(
     module="qwen3_5",
     prefix="Qwen3_5",
+    dense={"query_norm": "head", "is_gated": True},
     norm="scale by 1 + w, cast",
     other_layers=LINEAR,
     rotary_is_partial=True,
@@ -215,9 +187,9 @@ _QWEN3_5 = Family(
 _GEMMA4 = Family(
     module="gemma4",
     prefix="Gemma4",
+    dense={**_SANDWICH, "query_norm": "head", "scale": 1.0, "has_value_norm": True, "has_factor": True},
     norm="scale, cast",
-    embedding_scale=_gemma_scale,
-    finish=_softcapped,
+    embedding_scale="root of hidden",
     rotary_by_layer_type=True,
     router="scaled softmax to 1",
     stacked={
@@ -243,16 +215,16 @@ _QWEN3_5_MOE = replace(
     stacked=_EXPERTS,
 )
 FAMILIES = {
-    "llama": Family(module="llama", prefix="Llama"),
-    "mistral": Family(module="mistral", prefix="Mistral"),
-    "qwen2": Family(module="qwen2", prefix="Qwen2"),
-    "qwen3": Family(module="qwen3", prefix="Qwen3"),
+    "llama": Family(module="llama", prefix="Llama", has_mlp_biases=True),
+    "mistral": Family(module="mistral", prefix="Mistral", attention_biases=""),
+    "qwen2": Family(module="qwen2", prefix="Qwen2", attention_biases="always all but the last"),
+    "qwen3": Family(module="qwen3", prefix="Qwen3", dense={"query_norm": "head"}),
     "gemma2": Family(
         module="gemma2",
         prefix="Gemma2",
+        dense=_SANDWICH,
         norm="scale by 1 + w, cast",
-        embedding_scale=_gemma_scale,
-        finish=_softcapped,
+        embedding_scale="root of hidden",
     ),
     "gemma3": replace(
         _GEMMA3,
@@ -264,17 +236,29 @@ FAMILIES = {
     "gemma4_text": _GEMMA4,
     "gemma4_unified": replace(_GEMMA4_UNIFIED, part="text_config"),
     "gemma4_unified_text": _GEMMA4_UNIFIED,
-    "phi3": Family(module="phi3", prefix="Phi3", rotary_is_partial=True),
-    "smollm3": Family(module="smollm3", prefix="SmolLM3"),
-    "granite": Family(
-        module="granite", prefix="Granite", embedding_scale=_granite_scale, finish=_granite_logits
+    "phi3": Family(
+        module="phi3",
+        prefix="Phi3",
+        dense={"is_joined": True},
+        attention_biases="",
+        rotary_is_partial=True,
     ),
-    "olmo2": Family(module="olmo2", prefix="Olmo2", norm="scale, cast"),
-    "olmoe": Family(module="olmoe", prefix="Olmoe", stacked=_EXPERTS),
-    "qwen3_moe": Family(module="qwen3_moe", prefix="Qwen3Moe", stacked=_EXPERTS),
+    "smollm3": Family(module="smollm3", prefix="SmolLM3", has_mlp_biases=True),
+    "granite": Family(module="granite", prefix="Granite", has_mlp_biases=True, embedding_scale="multiplier"),
+    "olmo2": Family(
+        module="olmo2",
+        prefix="Olmo2",
+        dense={**_SANDWICH, "norm_before_attention": "", "norm_before_mlp": "", "query_norm": "width"},
+        norm="scale, cast",
+    ),
+    "olmoe": Family(module="olmoe", prefix="Olmoe", dense={"query_norm": "width"}, stacked=_EXPERTS),
+    "qwen3_moe": Family(
+        module="qwen3_moe", prefix="Qwen3Moe", dense={"query_norm": "head"}, stacked=_EXPERTS
+    ),
     "mixtral": Family(
         module="mixtral",
         prefix="Mixtral",
+        attention_biases="",
         router="softmax to 1",
         stacked={
             "mlp.experts.gate_up_proj": (
@@ -288,6 +272,13 @@ FAMILIES = {
     "lfm2": Family(
         module="lfm2",
         prefix="Lfm2",
+        dense={
+            "activation": "silu",
+            "norm_before_attention": "operator_norm",
+            "norm_before_mlp": "ffn_norm",
+            "query_norm": "head",
+        },
+        attention_biases="",
         norm_eps="norm_eps",
         last_norm="embedding_norm",
         other_layers=CONVOLUTION,
@@ -315,6 +306,7 @@ FAMILIES = {
     "glm4_moe": Family(
         module="glm4_moe",
         prefix="Glm4Moe",
+        attention_biases="all but the last",
         rotary_is_partial=True,
         router="sigmoid",
         stacked=_EXPERTS,
@@ -333,6 +325,7 @@ FAMILIES = {
     "gpt_oss": Family(
         module="gpt_oss",
         prefix="GptOss",
+        dense={"has_sinks": True},
         norm="scale, cast",
         router="softmax of chosen",
         stacked={

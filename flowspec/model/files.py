@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
@@ -39,7 +40,8 @@ from flowspec.model.safetensors_file import (
     read_header,
     written_extents,
 )
-from flowspec.model.spec import spec_of
+from flowspec.model.spec import check_activation, spec_of
+from flowspec.model.support import family_of
 from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"
@@ -252,6 +254,19 @@ class ModelFiles:
             told = first_line(ValueError(text))
             raise InputError(f"cannot read the {name} of {self.model!r}: {told}") from None
 
+    @functools.cached_property
+    def spec(self) -> ModelSpec:
+        """What the model computes. Raises `InputError` for what is not supported."""
+        config = self.config()
+        family_of(config, self.model)
+        found = spec_of(config)
+        check_activation(config, found.layers)
+        return found
+
+    def learn_spec(self, spec: ModelSpec) -> None:
+        """Takes another's word for `spec`, which then needs no transformers."""
+        self.__dict__["spec"] = spec
+
     def weight_map(self) -> dict[str, str]:
         """Tensor name -> file name, for one safetensors file or sharded ones, or a GGUF file; names are those
         of `tensors`."""
@@ -287,15 +302,15 @@ class ModelFiles:
     def tensors(self) -> Tensors:
         if self.gguf is not None:
             family = check_family(self.raw_config(), str(self.gguf))
-            return GgufTensors.of_file(self.gguf_file, spec_of(self.config()), family)
+            return GgufTensors.of_file(self.gguf_file, self.spec, family)
         return self.under_scheme(self._safetensors())
 
     def under_scheme(self, raw: Tensors) -> Tensors:
         """The tensors that a checkpoint's `raw` ones stand for."""
         if self.joins_experts:
-            raw = JoinedExperts(self.model, raw, spec_of(self.config()).experts)
+            raw = JoinedExperts(self.model, raw, self.spec.experts)
         elif self.stacks_experts:
-            raw = StackedExperts(self.model, raw, spec_of(self.config()).experts)
+            raw = StackedExperts(self.model, raw, self.spec.experts)
         if self.scheme is not None:
             raw = PrequantisedTensors(self.model, self.scheme, raw)
         if self.has_layer_inputs:

@@ -14,17 +14,17 @@ from collections.abc import Iterator
 
 import torch
 
-from flowspec.core.protocol.precision import ACTIVATIONS, FILED
+from flowspec.core.protocol.model_spec import NORMS
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED, is_packed
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
-from flowspec.model.arithmetic.norms import NORMS
-from flowspec.model.arithmetic.packed import Q4_0, Levels, numbers_of, packed
+from flowspec.model.arithmetic.packed import Q4_0, packed
 from flowspec.model.device_errors import is_out_of_memory
-from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
-from flowspec.model.kernels import DTYPES, Kernel, allow_gpu_library, kernels_of
-from flowspec.model.quantised import LINEARS, pack
+from flowspec.model.gpu import DTYPES, Gpu, allow_library, arithmetics_of, array_of, tensor_of
+from flowspec.model.parts import Linear
+from flowspec.model.rounding import ROUNDINGS, spread
 
 LIMIT_S = 120
 SHAPES = ((64, 48), (512, 320), (2080, 34), (4096, 32))
@@ -39,26 +39,26 @@ FUNCTIONS = ("silu", "gelu_tanh", "tanh", "sigmoid")
 
 
 def main() -> None:
-    dtype, device = sys.argv[1], torch.device(sys.argv[2])
+    dtype, device = sys.argv[1], sys.argv[2]
     compute_precisely()  # as slices are computed
     _say(share=0.0)
     try:
-        kernels = kernels_of(dtype, device)
+        arithmetics = arithmetics_of(dtype, device)
     except InputError as error:
         _say(fault=str(error))
         return
     try:
-        library = allow_gpu_library(device)
+        library = allow_library(device)
     except OSError:  # torch's operations take its place, and have the same bits
         library = None
     try:
-        fault = "" if library is None else library_fault(library, device)
-        for kernel in kernels if not fault else ():
-            fault = fault or product_fault(dtype, kernel, device)
+        fault = "" if library is None else library_fault(library, torch.device(device))
+        for arithmetic in arithmetics if not fault else ():
+            fault = fault or product_fault(dtype, arithmetic, device)
     except (RuntimeError, MemoryError, InputError) as error:  # how torch tells what it cannot do here
         _say(fault=f"it fails: {first_line(error)}", may_pass=is_out_of_memory(error))
         return
-    _say(fault=fault, arithmetics=[kernel.arithmetic for kernel in kernels])
+    _say(fault=fault, arithmetics=arithmetics)
 
 
 def _say(**word: object) -> None:
@@ -138,46 +138,36 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def product_fault(dtype: str, kernel: Kernel, device: torch.device) -> str:
+def product_fault(dtype: str, arithmetic: str, device: str) -> str:
     """What is wrong with the products of a precision, or nothing."""
-    generator, own = torch.Generator().manual_seed(1), DTYPES[ACTIVATIONS[dtype]]
+    generator, activations = torch.Generator().manual_seed(1), ACTIVATIONS[dtype]
+    own, engine = DTYPES[activations], Gpu(dtype, arithmetic, "cast, scale", device)
     for place, (inputs, outputs) in enumerate(SHAPES):
         _say(share=0.2 + 0.2 * place)
         weights = torch.randn((outputs, inputs), generator=generator) * inputs**-0.5
         rows = torch.randn((max(ROW_COUNTS), inputs), generator=generator).to(own)
-        linear = torch.nn.Linear(inputs, outputs, bias=False, device="meta")
-        if dtype == FILED:
-            panels = _packed(weights)
-            weights = numbers_of(Q4_0, panels)[:outputs]
-            assert kernel.linear is not None
-            assert issubclass(kernel.linear, GgufLinear)
-            stay_packed(linear, (Part("Q4_0", panels.to(device), outputs),), kernel.linear, own)
-        elif kernel.linear is not None:
-            rounded = LINEARS[dtype].rounded(weights)
-            weights = LINEARS[dtype].widened(rounded, inputs)
-            assert not issubclass(kernel.linear, GgufLinear)
-            pack(linear, {name: part.to(device) for name, part in rounded.items()}, kernel.linear)
-        there, matrix = rows.to(device), weights.to(own).to(device)
-        whole: torch.Tensor | None = None
+        if is_packed(dtype):
+            rounding = ROUNDINGS["int4" if dtype == FILED else dtype]
+            rounded = rounding.round(array_of(weights))
+            weights = tensor_of(rounding.widen(rounded, inputs))
+            if dtype == FILED:
+                matrix = engine.filed_matrix("Q4_0", packed(Q4_0, spread(rounded)), outputs)
+            else:
+                matrix = engine.rounded_matrix(dtype, rounded, inputs)
+        else:
+            matrix = engine.matrix(weights.to(own).to(device))
+        multiply = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
+        there, whole = rows.to(device), None
         for count in sorted(ROW_COUNTS, reverse=True):
-            given = there[:count]
-            found = kernel.product(given, matrix, None) if kernel.linear is None else linear(given)
+            found = multiply(there[:count])
             if whole is None:
                 whole, exact = found, rows.double() @ weights.double().T
-                most = TOLERANCE[ACTIVATIONS[dtype]] if kernel.linear is None else PACKED_TOLERANCE
+                most = PACKED_TOLERANCE if is_packed(dtype) else TOLERANCE[activations]
                 if (found.cpu().double() - exact).abs().max() > most * exact.abs().max():
                     return f"its product of {inputs} x {outputs} is not what it should be"
             elif not torch.equal(found, whole[:count]):
                 return f"it makes a row depend on the rows beside it, {count} of {inputs} x {outputs}"
     return ""
-
-
-def _packed(weights: torch.Tensor) -> torch.Tensor:
-    """In Q4_0, as a file has them."""
-    rounded = LINEARS["int4"].rounded(weights)
-    pairs = rounded["levels"]
-    levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, 32)
-    return packed(Q4_0, Levels(levels=levels, scales=rounded["scales"]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,43 @@
-"""One thread at a time takes names of transformers: it imports the modules behind them when they are asked
-for first, and another thread that asks meanwhile may find one that is half there, and no such name in it."""
+"""How names of transformers are taken.
+
+One thread at a time: transformers imports the modules behind them when they are asked for first, and another
+thread that asks meanwhile may find one that is half there, and no such name in it. And without torch where
+nothing needs it: transformers would import it wherever it is installed, for 200 MiB and a second, though
+tokenizers and configs do without.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+from typing import Any
 
-IMPORTING = threading.RLock()
+from flowspec.model.accelerator import has_driver
+
+
+class _Importing:
+    """Reentrant."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._depth = 0
+        self._hides = False
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._depth += 1
+        if self._depth == 1 and "torch" not in sys.modules and not has_driver():
+            self._hides = True
+            sys.modules["torch"] = None  # type: ignore[assignment]
+            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
+
+    def __exit__(self, *_unused: Any) -> None:
+        self._depth -= 1
+        if self._depth == 0 and self._hides:
+            self._hides = False
+            del sys.modules["torch"]
+        self._lock.release()
+
+
+IMPORTING = _Importing()

@@ -18,31 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import torch
 
-from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.arrays import I32, I64
 from flowspec.model.attention import BASE, NEAR, TreeCache, TreeRows
-
-
-def state_shape(config: Any) -> tuple[int, int, int]:
-    """Of one layer's state: heads, and the widths of a key and of a value."""
-    return config.linear_num_value_heads, config.linear_key_head_dim, config.linear_value_head_dim
-
-
-def take_stored_fading(layer: Any) -> None:
-    """Has a layer without values hold -e^A_log, as a checkpoint stores it, in float32 in every precision."""
-    module = layer.linear_attn
-    module.register_buffer("A", torch.empty_like(module.A_log, dtype=torch.float32))
-    del module.A_log
-
-
-def fading(module: Any) -> torch.Tensor:
-    """How fast each head's state fades, float32 `[heads]`."""
-    return -module.A if hasattr(module, "A") else plain.exp(module.A_log.float())
 
 
 def copy_state(layer: int, cache: TreeCache, source: int, target: int) -> None:
@@ -57,9 +37,9 @@ def walk_past(layer: int, cache: TreeCache, passed: Sequence[int], length: int) 
     what its next step looks back at."""
     lengths = cache.lengths[cache.places[layer]]
     beginning = [-1] * (length - 1) if lengths[BASE] == 0 else []
-    slots = torch.tensor([*beginning, *passed], device=cache.inputs.device)
-    lines = slots.unfold(0, length, 1).contiguous()
-    steps = torch.tensor([(row, 0, 0, -1) for row in range(len(lines))], dtype=torch.int32)
+    slots = np.array([*beginning, *passed], np.int64)
+    lines = np.lib.stride_tricks.sliding_window_view(slots, length).copy()
+    steps = np.array([(row, 0, 0, -1) for row in range(len(lines))], np.int32).reshape(-1, 4)
     lengths[BASE] += len(lines)
     return Walk(lines, steps, 1, lengths[BASE])
 
@@ -72,7 +52,7 @@ def walk_of(rows: TreeRows, layer: int, length: int) -> Walk:
     lengths, states = cache.lengths[place], cache.states[place]
     lowest = int(rows.positions.min())
     if lowest < lengths[BASE]:  # the text is read again from its beginning
-        states.zero_()
+        states[:] = 0
         lengths[:] = [0] * len(lengths)
     elif lowest < lengths[NEAR] or lengths[NEAR] < lengths[BASE]:
         copy_state(layer, cache, BASE, NEAR)
@@ -93,8 +73,8 @@ class Walk:
     place the walk begins, and in the end the state of `length` positions is there, all of the output's path.
     """
 
-    lines: torch.Tensor
-    steps: torch.Tensor
+    lines: I64
+    steps: I32
     places: int
     length: int
 
@@ -147,15 +127,14 @@ def walk_from(rows: TreeRows, start: int, length: int) -> Walk:
             todo += [(child, target) for child in leaves_last]  # and so they are taken first
         else:
             free.append(target)
-    device = rows.cache.inputs.device
-    return Walk(torch.from_numpy(lines).to(device), torch.tensor(steps, dtype=torch.int32), count, reached)
+    return Walk(lines, np.array(steps, np.int32).reshape(-1, 4), count, reached)
 
 
-def _paths(rows: TreeRows, first: int) -> npt.NDArray[np.int64]:
+def _paths(rows: TreeRows, first: int) -> I64:
     """The slots of each row's path by position from `first` on, `[rows, positions]`; -1 where there is
     none."""
-    positions, of_slots = rows.positions.cpu().numpy(), rows.key_positions.cpu().numpy()
-    row, slot = np.nonzero(rows.visible.cpu().numpy() & (of_slots >= max(first, 0)))
+    positions, of_slots = rows.positions, rows.key_positions
+    row, slot = np.nonzero(rows.visible & (of_slots >= max(first, 0)))
     paths = np.full((len(positions), int(positions.max()) + 1 - first), -1, dtype=np.int64)
     paths[row, of_slots[slot] - first] = slot
     expected = positions + 1 - max(first, 0)

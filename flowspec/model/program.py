@@ -10,13 +10,22 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Mixture, Router
+from flowspec.core.protocol.model_spec import (
+    NORMS,
+    Convolution,
+    DeltaRule,
+    LayerSpec,
+    Mixture,
+    Norm,
+    Router,
+)
 from flowspec.model.arithmetic import compiled
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.arithmetic.compiled import (
     KINDS,
     Call,
@@ -25,9 +34,11 @@ from flowspec.model.arithmetic.compiled import (
     ProgramFields,
     address,
     kind_of,
+    threads,
 )
-from flowspec.model.arithmetic.norms import NORMS, Norm
+from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.arithmetic.plain import UNIT_EPS
+from flowspec.model.parts import Digits, Linear, NormPart, Packed, Parts, RouterPart, Stack
 
 _NAMES = (
     *("norm", "widen", "pair", "round", "split", "linear", "pairs", "packed", "digits", "halves"),
@@ -57,27 +68,9 @@ Register = int
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """Where so many numbers lie, of a kind as the source counts them; `held` keeps them there."""
-
-    address: int
-    count: int
-    kind: int
-    held: Any = field(compare=False, repr=False)
-
-
-def numbers(x: Any) -> Numbers:
-    """Those of a tensor on the CPU, or of an array. Raises `CannotProgramError` where they do not lie one
-    after another."""
-    is_whole = x.is_contiguous() if hasattr(x, "is_contiguous") else x.flags.c_contiguous
-    if not is_whole or str(getattr(x, "device", "cpu")) != "cpu":
-        raise CannotProgramError
-    return Numbers(address(x), x.numel() if hasattr(x, "numel") else x.size, kind_of(x.dtype), x)
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """Outputs of a linear layer from number `first` on; `prepared`: rows for two matrices are the same."""
+class _Operand:
+    """A matrix as the source reads it: outputs of a linear layer from number `first` on; `prepared`: rows for
+    two matrices are the same."""
 
     how: str
     kind: int
@@ -88,89 +81,27 @@ class Matrix:
     prepared: tuple[str, int, bool]
     scales: int = 0
 
-    def is_like(self, other: Matrix | None) -> bool:
+    def is_like(self, other: _Operand | None) -> bool:
         """Whether it lies elsewhere, and is the same but for that."""
         return other is not None and replace(other, weights=self.weights, scales=self.scales) == self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """A layer's matrices, one below another; `order`: which of its inputs each of theirs is, int64."""
-
-    inputs: int
-    outputs: int
-    matrices: tuple[Matrix, ...]
-    bias: Numbers | None = None
-    order: Numbers | None = None
-    held: Any = field(default=None, compare=False, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
-    """Linear layers of experts, which are alike; their biases lie one after another."""
-
-    linears: tuple[Linear, ...]
-    bias: Numbers | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NormPart:
-    weights: Numbers
-    eps: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouterPart:
-    """By what rows choose experts: `weights` `[experts, hidden]`. `correction`: what is added in choosing,
-    float32. Rows may go through a `norm` first, and a `factor`; chosen shares be multiplied by `scales`,
-    float32."""
-
-    weights: Numbers
-    bias: Numbers | None = None
-    correction: Numbers | None = None
-    norm: NormPart | None = None
-    factor: float = 1.0
-    scales: Numbers | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Of rows, one for each token; packed in a `form`, or as they are."""
-
-    weights: Numbers
-    form: int | None = None
-
-
-Parts = Mapping[str, Linear | Stack | NormPart | RouterPart | Table | Numbers | float]
-"""Of a layer, by the names of most families. Beside what transformers' modules have, `{mixer}.taps` are a
-convolution's weights `[length, width]`, float32, and `linear_attn.rates` how fast each head's state fades,
-then what is added to its rate, float32."""
-
-
-class CannotProgramError(Exception):
-    """A layer that has something for which there is no operation."""
-
-
 class Room:
-    """Memory that calls of a slice's programs are lent, one after another; it grows."""
+    """Memory that calls are lent, one after another; it grows."""
 
-    def __init__(self, library: Library | None) -> None:
-        self.call = Call()
-        self.pointer = ctypes.pointer(self.call)
+    def __init__(self, library: Library) -> None:
         self._bytes = np.empty(0, np.uint8)
-        self._run = None if library is None else library.run
+        self._at = self._size = 0
+        self._run = library.run
 
-    def run(self, program: Any) -> None:
+    def run(self, program: Any, call: Call) -> None:
         """By a pointer, with what the call says."""
-        assert self._run is not None, "programs are made where the library is there"
-        while needed := self._run(program, self.pointer):
-            self._grow(needed)
-
-    def _grow(self, needed: int) -> None:
-        size = needed + needed // 4
-        self._bytes = np.empty(size + ALIGNMENT, np.uint8)
-        self.call.room = -(-address(self._bytes) // ALIGNMENT) * ALIGNMENT
-        self.call.room_bytes = size
+        call.room, call.room_bytes = self._at, self._size
+        while needed := self._run(program, ctypes.byref(call)):
+            self._size = needed + needed // 4
+            self._bytes = np.empty(self._size + ALIGNMENT, np.uint8)
+            self._at = -(-address(self._bytes) // ALIGNMENT) * ALIGNMENT
+            call.room, call.room_bytes = self._at, self._size
 
 
 @dataclass(slots=True)
@@ -187,28 +118,76 @@ class LayerProgram:
     past: ProgramFields | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How rows of a kind are computed: their norms, and products with matrices that are plain (`linear`, or
+    `pairs`)."""
+
+    kind: int
+    norm: Norm
+    plain: str = "linear"
+
+
 def program_of(
-    parts: Parts, spec: LayerSpec, how: Norm, kind: int, place: int = 0, going: int | None = None
+    parts: Parts,
+    spec: LayerSpec,
+    how: Arithmetic,
+    place: int = 0,
+    source: int = 0,
+    going: int | None = None,
 ) -> LayerProgram:
-    """That of one layer, whose norms are computed so, and whose rows are of a kind. Its spec's `source`
-    counts from the slice's first layer, as its `place` does; its keys and values go on from number `going`,
-    if they do. Raises `CannotProgramError`."""
+    """That of one layer, which attends to keys and values of a `source`, as its `place` counted from the
+    slice's first layer; its own go on from number `going`, if they do."""
     assert spec.dense is not None, "there is an operation for everything"
-    maker = _Maker(parts, spec, how, kind)
-    fields, held = maker.make(going, spec.source == place)
+    maker = _LayerMaker(parts, spec, how)
+    fields, held = maker.make(going, source == place)
     past = None
     if isinstance(spec.dense.mixer, DeltaRule):
         past, more = maker.past()
         held += more
     view = spec.window or None, spec.dense.mixer
-    return LayerProgram(view, spec.source, fields, ctypes.byref(fields), held, past)
+    return LayerProgram(view, source, fields, ctypes.byref(fields), held, past)
+
+
+class Rows:
+    """A program that makes rows `[rows, outputs]` of rows `[rows, inputs]` alone: by a norm, a linear layer,
+    or both."""
+
+    def __init__(
+        self,
+        room: Room,
+        how: Arithmetic,
+        inputs: int,
+        norm: NormPart | None = None,
+        linear: Linear | None = None,
+    ) -> None:
+        maker = _Maker(how)
+        found = maker.register(inputs)
+        if norm is not None:
+            found = maker.norm(found, norm, 1)
+        if linear is not None:
+            (found,) = maker.multiply(found, [linear])
+        self.outputs = maker.carry(found)
+        self._fields, self._held = maker.program()
+        self._room, self._pointer = room, ctypes.byref(self._fields)
+        self._call = Call(between_going=self.outputs)
+
+    def __call__(self, x: Any) -> Any:
+        found = np.empty((len(x), self.outputs), x.dtype)
+        if len(x):
+            call, given = self._call, np.ascontiguousarray(x)
+            call.hidden, call.rows = address(given), len(given)
+            call.going, call.threads = address(found), threads()
+            self._room.run(self._pointer, call)
+        return found
 
 
 class _Maker:
-    def __init__(self, parts: Parts, spec: LayerSpec, how: Norm, kind: int) -> None:
-        assert spec.dense is not None, "there is an operation for everything"
-        self._parts: Mapping[str, Any] = parts
-        self._spec, self._dense, self._how, self._kind = spec, spec.dense, how, kind
+    """Registers, operations on them, and what of them stays in memory."""
+
+    def __init__(self, how: Arithmetic) -> None:
+        self._how, self._kind = how.norm, how.kind
+        self._plain = how.plain
         self._held: list[Any] = []
         self._clear()
 
@@ -220,56 +199,9 @@ class _Maker:
         self._sums = self._sums_most = self._products = 0
         self._stage, self._spread = "", 1
 
-    def make(self, going: int | None, is_own: bool) -> tuple[ProgramFields, list[Any]]:
-        """`is_own`: whether the layer has keys and values of its own."""
-        dense = self._dense
-        norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
-        hidden = self._register(norm.weights.count)
-        self._end = 0  # the hidden state is the caller's
-        rows = self._normed(hidden, dense.norm_before_attention)
-        if dense.is_residual_normed:
-            self._add("copy", rows, hidden, inputs=self._widths[hidden], heads=1)
-        if dense.embedding_norm:
-            rows = self._joined(rows, dense.embedding_norm)
-        if isinstance(dense.mixer, Convolution):
-            found = self._convolution(dense.mixer, rows)
-        elif dense.mixer is not None:
-            found = self._delta_rule(dense.mixer, rows)
-        else:
-            found = self._attention(rows, going, is_own)
-        self._added(hidden, found, dense.norm_after_attention)
-        self._end, self._stage = 0, "anew"  # the MLP's registers lie where attention's did
-        rows = self._normed(hidden, dense.norm_before_mlp)
-        if dense.mixture is None:
-            found = self._mlp("mlp", rows)
-        elif dense.mixture.is_parallel:
-            found = self._normed(self._mlp("mlp", rows), "post_feedforward_layernorm_1")
-            rows = self._normed(hidden, "pre_feedforward_layernorm_2")
-            mixed = self._mixture(dense.mixture, "", hidden, rows)
-            mixed = self._normed(mixed, "post_feedforward_layernorm_2")
-            self._add("add", mixed, found, inputs=self._widths[found], factor=1.0)
-        else:
-            found = self._mixture(dense.mixture, "mlp.", rows, rows)
-        self._added(hidden, found, dense.norm_after_mlp)
-        if dense.input_width:
-            self._input(hidden)
-        if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
-            self._add("scale", hidden, hidden, inputs=self._widths[hidden], factor=factor)
-        assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
-        return self._finished()
-
-    def past(self) -> tuple[ProgramFields, list[Any]]:
-        """That of the steps alone, of a layer with states."""
-        self._clear()
-        self._register(0)
-        assert isinstance(self._dense.mixer, DeltaRule)
-        self._steps(self._dense.mixer)
-        return self._finished()
-
-    def _finished(self) -> tuple[ProgramFields, list[Any]]:
+    def program(self, mixture: Mixture | None = None) -> tuple[ProgramFields, list[Any]]:
         operations = (Operation * len(self._operations))(*self._operations)
         widths, starts = ((ctypes.c_int64 * len(each))(*each) for each in (self._widths, self._starts))
-        mixture = self._dense.mixture
         fields = ProgramFields(
             ctypes.addressof(operations),
             ctypes.addressof(widths),
@@ -285,7 +217,7 @@ class _Maker:
         )
         return fields, [operations, widths, starts, *self._held]
 
-    def _register(self, width: int) -> Register:
+    def register(self, width: int) -> Register:
         self._widths.append(width)
         self._starts.append(self._end)
         self._end += -(-width // ALIGNMENT) * ALIGNMENT
@@ -306,28 +238,23 @@ class _Maker:
             )
         )
 
-    def _hold(self, given: Numbers | None) -> int | None:
+    def _hold(self, given: Array | None) -> int | None:
         if given is None:
             return None
-        self._held.append(given.held)
-        return given.address
+        assert given.flags.c_contiguous, "the source reads one number after another"
+        self._held.append(given)
+        return address(given)
 
-    def _hold_own(self, given: Numbers | None) -> int | None:
+    def _hold_own(self, given: Array | None) -> int | None:
         """Of numbers that are read in the kind of rows."""
-        if given is not None and given.kind != self._kind:
-            raise CannotProgramError
+        assert given is None or kind_of(given.dtype) == self._kind, "they are loaded so"
         return self._hold(given)
 
-    # ------------------------------------------------------------------------------------------ norms
-
-    def _normed(self, source: Register, name: str) -> Register:
-        return self._norm(source, self._parts[name], 1) if name else source
-
-    def _norm(
+    def norm(
         self, source: Register, norm: NormPart, heads: int, at: int = 0, how: Norm | None = None
     ) -> Register:
-        width = norm.weights.count
-        to = self._register(heads * width)
+        width = norm.weights.size
+        to = self.register(heads * width)
         self._add(
             "norm",
             source,
@@ -342,41 +269,23 @@ class _Maker:
         )
         return to
 
-    def _added(self, hidden: Register, source: Register, name: str) -> None:
-        source = self._normed(source, name)
-        self._add("add", source, hidden, inputs=self._widths[hidden], factor=self._dense.added_scale)
-
-    def _joined(self, rows: Register, name: str) -> Register:
-        """A token's embedding after this norm, then `rows`."""
-        width = self._widths[rows]
-        embedding, both = self._register(width), self._register(2 * width)
-        self._add("load", 0, embedding, inputs=width)
-        normed = self._normed(embedding, name)
-        for source, at in ((normed, 0), (rows, width)):
-            self._add("copy", source, both, to_at=at, inputs=width, heads=1)
-        return both
-
-    # --------------------------------------------------------------------------------------- products
-
-    def _multiplied(self, source: Register, *names: str) -> list[Register]:
+    def multiply(self, source: Register, linears: Sequence[Linear]) -> list[Register]:
         """What linear layers make of the same rows, one register each."""
-        linears = [self._parts[name] for name in names]
-        places = [(self._register(linear.outputs), 0) for linear in linears]
-        self._multiply_by(source, linears, places)
+        places = [(self.register(linear.outputs), 0) for linear in linears]
+        self.multiply_to(source, linears, places)
         return [to for to, _ in places]
 
-    def _multiply_by(
+    def multiply_to(
         self, source: Register, linears: Sequence[Linear], places: Sequence[tuple[Register, int]]
     ) -> None:
         """By linear layers, whose results begin at these places of registers."""
-        pending: list[tuple[Register, tuple[tuple[Register, int], Linear], Matrix]] = []
+        pending: list[tuple[Register, tuple[tuple[Register, int], Linear], _Operand]] = []
         for place, linear in zip(places, linears, strict=True):
             own, order = source, linear.order
             if order is not None:
-                own = self._register(order.count)
-                self._add("copy", source, own, weights=self._hold(order), inputs=order.count)
-            self._held.append(linear.held)
-            pending += [(own, (place, linear), matrix) for matrix in linear.matrices]
+                own = self.register(order.size)
+                self._add("copy", source, own, weights=self._hold(order), inputs=order.size)
+            pending += [(own, (place, linear), operand) for operand in self._operands(linear)]
         while pending:
             own, _, first = pending[0]
             same = [each for each in pending if (each[0], each[2].prepared) == (own, first.prepared)]
@@ -386,12 +295,33 @@ class _Maker:
             for _, ((to, at), linear), matrix in same:
                 self._multiply(own, to, [matrix], linear.bias, at=at)
 
+    def _operands(self, linear: Linear) -> list[_Operand]:
+        found, first = [], 0
+        for matrix in linear.matrices:
+            self._held.append(matrix)
+            prepared: tuple[str, int, bool]
+            kind, scales = 0, 0
+            if isinstance(matrix, Packed):
+                form = FORMS[matrix.form]
+                is_signed = bool(form.table) or form.bits == 8
+                prepared = "packed", -1 if is_signed else form.offset, form.halves > 1
+                kind, weights = form.number, matrix.panels
+            elif isinstance(matrix, Digits):
+                prepared, weights, scales = ("digits", 0, False), matrix.panels, address(matrix.scales)
+            else:
+                prepared, weights = (self._plain, 0, False), matrix.weights
+                kind = 0 if self._plain == "pairs" else kind_of(weights.dtype)
+            where = address(weights), linear.inputs, matrix.outputs, first, prepared, scales
+            found.append(_Operand(prepared[0], kind, *where))
+            first += matrix.outputs
+        return found
+
     def _multiply(
         self,
         source: Register,
         to: Register,
-        own: Sequence[Matrix],
-        bias: Numbers | None,
+        own: Sequence[_Operand],
+        bias: Array | None,
         experts: int = 0,
         at: int = 0,
     ) -> None:
@@ -423,6 +353,87 @@ class _Maker:
         self._sums_most = max(self._sums_most, self._sums)
         self._products += self._spread * first.inputs * first.outputs
 
+    def carry(self, source: Register, from_at: int = 0, to_at: int = 0, width: int = 0) -> int:
+        """Out of the program, as many numbers as are told, or all; how many these are."""
+        width = width or self._widths[source]
+        self._add("carry", source, from_at=from_at, to_at=to_at, inputs=width)
+        return width
+
+
+class _LayerMaker(_Maker):
+    def __init__(self, parts: Parts, spec: LayerSpec, how: Arithmetic) -> None:
+        super().__init__(how)
+        assert spec.dense is not None, "there is an operation for everything"
+        self._parts: Mapping[str, Any] = parts
+        self._spec, self._dense = spec, spec.dense
+
+    def make(self, going: int | None, is_own: bool) -> tuple[ProgramFields, list[Any]]:
+        """`is_own`: whether the layer has keys and values of its own."""
+        dense = self._dense
+        norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
+        hidden = self.register(norm.weights.size)
+        self._end = 0  # the hidden state is the caller's
+        rows = self._normed(hidden, dense.norm_before_attention)
+        if dense.is_residual_normed:
+            self._add("copy", rows, hidden, inputs=self._widths[hidden], heads=1)
+        if dense.embedding_norm:
+            rows = self._joined(rows, dense.embedding_norm)
+        if isinstance(dense.mixer, Convolution):
+            found = self._convolution(dense.mixer, rows)
+        elif dense.mixer is not None:
+            found = self._delta_rule(dense.mixer, rows)
+        else:
+            found = self._attention(rows, going, is_own)
+        self._added(hidden, found, dense.norm_after_attention)
+        self._end, self._stage = 0, "anew"  # the MLP's registers lie where attention's did
+        rows = self._normed(hidden, dense.norm_before_mlp)
+        if dense.mixture is None:
+            found = self._mlp("mlp", rows)
+        elif dense.mixture.is_parallel:
+            found = self._normed(self._mlp("mlp", rows), "post_feedforward_layernorm_1")
+            rows = self._normed(hidden, "pre_feedforward_layernorm_2")
+            mixed = self._mixture(dense.mixture, "", hidden, rows)
+            mixed = self._normed(mixed, "post_feedforward_layernorm_2")
+            self._add("add", mixed, found, inputs=self._widths[found], factor=1.0)
+        else:
+            found = self._mixture(dense.mixture, "mlp.", rows, rows)
+        self._added(hidden, found, dense.norm_after_mlp)
+        if dense.input_width:
+            self._input(hidden)
+        if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
+            self._add("scale", hidden, hidden, inputs=self._widths[hidden], factor=factor)
+        assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
+        return self.program(dense.mixture)
+
+    def past(self) -> tuple[ProgramFields, list[Any]]:
+        """That of the steps alone, of a layer with states."""
+        self._clear()
+        self.register(0)
+        assert isinstance(self._dense.mixer, DeltaRule)
+        self._steps(self._dense.mixer)
+        return self.program()
+
+    def _normed(self, source: Register, name: str) -> Register:
+        return self.norm(source, self._parts[name], 1) if name else source
+
+    def _added(self, hidden: Register, source: Register, name: str) -> None:
+        source = self._normed(source, name)
+        self._add("add", source, hidden, inputs=self._widths[hidden], factor=self._dense.added_scale)
+
+    def _joined(self, rows: Register, name: str) -> Register:
+        """A token's embedding after this norm, then `rows`."""
+        width = self._widths[rows]
+        embedding, both = self.register(width), self.register(2 * width)
+        self._add("load", 0, embedding, inputs=width)
+        normed = self._normed(embedding, name)
+        for source, at in ((normed, 0), (rows, width)):
+            self._add("copy", source, both, to_at=at, inputs=width, heads=1)
+        return both
+
+    def _multiplied(self, source: Register, *names: str) -> list[Register]:
+        """By linear layers of these names."""
+        return self.multiply(source, [self._parts[name] for name in names])
+
     # -------------------------------------------------------------------------- attention, and in its place
 
     def _attention(self, rows: Register, going: int | None, is_own: bool) -> Register:
@@ -439,7 +450,7 @@ class _Maker:
             made = [(each, 0) for each in self._multiplied(rows, *names)]
             found = [made[0], made[1], made[-1]] if is_own else made[:1]  # keys may be values, too
         if dense.is_gated:
-            both, alone, gates = found[0][0], self._register(query_width), self._register(query_width)
+            both, alone, gates = found[0][0], self.register(query_width), self.register(query_width)
             for to, at in ((alone, 0), (gates, width)):
                 self._add("copy", both, to, from_at=at, inputs=width, outputs=2 * width, heads=spec.heads)
             found[0] = alone, 0
@@ -448,10 +459,10 @@ class _Maker:
         if is_own:
             self._store(found[1], found[2], going)
         if self._widths[queries[0]] != query_width:
-            alone = self._register(query_width)
+            alone = self.register(query_width)
             self._add("copy", queries[0], alone, from_at=queries[1], inputs=query_width, heads=1)
             queries = alone, 0
-        attended = self._register(query_width)
+        attended = self.register(query_width)
         self._add(
             "attend",
             queries[0],
@@ -464,7 +475,7 @@ class _Maker:
             cap=dense.cap,
         )
         if gates is not None:
-            ungated, attended = attended, self._register(query_width)
+            ungated, attended = attended, self.register(query_width)
             how = compiled.FUNCTIONS.index("sigmoid")
             self._add("gate", gates, attended, other=ungated, inputs=query_width, how=how)
         return self._multiplied(attended, name + "o_proj")[0]
@@ -478,10 +489,10 @@ class _Maker:
             if dense.query_norm:
                 heads = counts[place] if dense.query_norm == "head" else 1
                 source, at = found[place]
-                found[place] = self._norm(source, self._parts[name], heads, at), 0
+                found[place] = self.norm(source, self._parts[name], heads, at), 0
         if dense.has_value_norm and len(given) > 1:
             source, at = found[2]
-            found[2] = self._norm(source, self._parts["self_attn.v_norm"], spec.kv.count, at), 0
+            found[2] = self.norm(source, self._parts["self_attn.v_norm"], spec.kv.count, at), 0
         for (source, at), count in zip(found, counts, strict=False):
             if dense.clip:
                 width = count * spec.kv.width
@@ -497,14 +508,14 @@ class _Maker:
         if going is not None:
             for place, (source, at) in enumerate((keys, values)):
                 to_at = going + place * count * width
-                self._add("carry", source, from_at=at, to_at=to_at, inputs=count * width)
+                self.carry(source, at, to_at, count * width)
         where = {"from_at": keys_at, "with_at": values_at}
         self._add("store", of_keys, other=of_values, inputs=width, kv_heads=count, **where)
 
     def _convolution(self, mixer: Convolution, rows: Register) -> Register:
         (joined,) = self._multiplied(rows, "conv.in_proj")
         width = self._widths[joined] // 3
-        inputs, mixed, found = (self._register(width) for _ in range(3))
+        inputs, mixed, found = (self.register(width) for _ in range(3))
         self._add("multiply", joined, inputs, other=joined, with_at=2 * width, inputs=width, how=NO_FUNCTION)
         self._add("hold", inputs, inputs=width)
         self._add(
@@ -523,12 +534,12 @@ class _Maker:
         names = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
         linears = [self._parts[f"linear_attn.{name}"] for name in names]
         widths = [linear.outputs for linear in linears]
-        inputs, gates = self._register(sum(widths[:3])), self._register(widths[3])
+        inputs, gates = self.register(sum(widths[:3])), self.register(widths[3])
         starts = itertools.accumulate(widths[:2], initial=0)
-        self._multiply_by(rows, linears, [*((inputs, at) for at in starts), (gates, 0)])
+        self.multiply_to(rows, linears, [*((inputs, at) for at in starts), (gates, 0)])
         self._add("hold", inputs, inputs=sum(widths[:3]))
-        found, gated = self._steps(mixer), self._register(widths[3])
-        normal = self._norm(found, self._parts["linear_attn.norm"], mixer.heads, how="cast, scale")
+        found, gated = self._steps(mixer), self.register(widths[3])
+        normal = self.norm(found, self._parts["linear_attn.norm"], mixer.heads, how="cast, scale")
         how = compiled.FUNCTIONS.index("silu")
         self._add("multiply", gates, gated, other=normal, inputs=widths[3], how=how)
         return self._multiplied(gated, "linear_attn.out_proj")[0]
@@ -547,13 +558,13 @@ class _Maker:
         factor = mixer.key_width**-0.5
         more = {"how": mixer.length, "factor": factor, "eps": UNIT_EPS}
         self._add("recall", 0, weights=weights, scales=scales, **shape, **more)
-        found = self._register(values)
+        found = self.register(values)
         self._sums_most = max(self._sums_most, values)
         self._add("step_states", 0, found, **shape)
         return found
 
     def _turned(self, source: Register, at: int, heads: int) -> tuple[Register, int]:
-        to = self._register(heads * self._spec.kv.width)
+        to = self.register(heads * self._spec.kv.width)
         self._add("turn", source, to, from_at=at, inputs=self._spec.kv.width, heads=heads)
         return to, 0
 
@@ -568,7 +579,7 @@ class _Maker:
             made = self._multiplied(rows, f"{name}.gate_proj", f"{name}.up_proj")
             gate, up = ((each, 0) for each in made)
             width = self._widths[gate[0]]
-        to = self._register(width)
+        to = self.register(width)
         how = compiled.FUNCTIONS.index(self._dense.activation)
         self._add("gate", gate[0], to, other=up[0], from_at=gate[1], with_at=up[1], inputs=width, how=how)
         return self._multiplied(to, f"{name}.down_proj")[0]
@@ -576,18 +587,25 @@ class _Maker:
     def _input(self, hidden: Register) -> None:
         """What a layer takes of a token beside its hidden state: of a table, and of the token's embedding."""
         width, table = self._dense.input_width, self._parts["layer_input.table"]
-        embedding, looked_up = self._register(self._widths[hidden]), self._register(width)
+        embedding, looked_up = self.register(self._widths[hidden]), self.register(width)
         self._add("load", 0, embedding, inputs=self._widths[hidden])
         (projected,) = self._multiplied(embedding, "layer_input.projection")
         self._add("scale", projected, projected, inputs=width, factor=self._widths[hidden] ** -0.5)
-        projected = self._norm(projected, self._parts["layer_input.norm"], 1)
-        kind = table.weights.kind if table.form is None else table.form
-        given = {"weights": self._hold(table.weights), "kind": kind, "how": table.form is not None}
+        projected = self.norm(projected, self._parts["layer_input.norm"], 1)
+        if isinstance(table.matrix, Packed):
+            kind, weights = FORMS[table.matrix.form].number, table.matrix.panels
+        else:
+            kind, weights = kind_of(table.matrix.weights.dtype), table.matrix.weights
+        given: dict[str, Any] = {
+            "weights": self._hold(weights),
+            "kind": kind,
+            "how": isinstance(table.matrix, Packed),
+        }
         self._add("look_up", 0, looked_up, inputs=width, **given)
-        self._add("add", looked_up, projected, inputs=width, factor=self._parts["layer_input.factor"])
+        self._add("add", looked_up, projected, inputs=width, factor=table.factor)
         self._add("scale", projected, projected, inputs=width, factor=2.0**-0.5)
         (gates,) = self._multiplied(hidden, "per_layer_input_gate")
-        gated, how = self._register(width), compiled.FUNCTIONS.index(self._dense.activation)
+        gated, how = self.register(width), compiled.FUNCTIONS.index(self._dense.activation)
         self._add("gate", gates, gated, other=projected, inputs=width, how=how)
         (found,) = self._multiplied(gated, "per_layer_projection")
         self._added(hidden, found, "post_per_layer_input_norm")
@@ -597,10 +615,9 @@ class _Maker:
         are added up."""
         router: RouterPart = self._parts[f"{name}router"]
         how = next((place for place, names in enumerate(HOW_CHOSEN) if mixture.router in names), None)
-        if how is None or (router.bias is not None and router.bias.kind != router.weights.kind):
-            raise CannotProgramError
+        assert how is not None, "there is an operation for every router"
         if router.norm is not None:
-            of = self._norm(of, router.norm, 1, how="cast, scale")
+            of = self.norm(of, router.norm, 1, how="cast, scale")
             self._add("scale", of, of, inputs=self._widths[of], factor=router.factor)
         hidden, chosen = self._widths[rows], mixture.chosen
         self._add("widen", of, inputs=hidden)
@@ -611,7 +628,7 @@ class _Maker:
             bias=self._hold(router.bias),
             inputs=hidden,
             outputs=mixture.experts,
-            kind=router.weights.kind,
+            kind=kind_of(router.weights.dtype),
             how=KINDS["float32"] if mixture.router == "sigmoid" else self._kind,
         )
         self._sums_most = max(self._sums_most, mixture.experts)
@@ -629,11 +646,11 @@ class _Maker:
         )
         self._add("sort", rows)
         self._spread = chosen
-        sorted_rows = self._register(chosen * hidden)
+        sorted_rows = self.register(chosen * hidden)
         self._add("gather", rows, sorted_rows, inputs=hidden)
         joined = self._each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
         width = self._widths[joined] // chosen // 2
-        gated, how = self._register(chosen * width), compiled.FUNCTIONS.index(self._dense.activation)
+        gated, how = self.register(chosen * width), compiled.FUNCTIONS.index(self._dense.activation)
         self._add(
             "gate",
             joined,
@@ -647,7 +664,7 @@ class _Maker:
         )
         found = self._each(gated, self._parts[f"{name}experts.down_proj"])
         self._spread = 1
-        mixed = self._register(hidden)
+        mixed = self.register(hidden)
         self._add("mix", found, mixed, inputs=hidden)
         if mixture.has_shared:
             shared = self._mlp(f"{name}shared_expert" + "s" * (not mixture.is_shared_gated), rows)
@@ -660,12 +677,10 @@ class _Maker:
 
     def _each(self, source: Register, stack: Stack) -> Register:
         """What each expert's matrices make of its own rows."""
-        made = [linear.matrices for linear in stack.linears]
-        self._held += [linear.held for linear in stack.linears]
+        made = [self._operands(linear) for linear in stack.linears]
         pending = [list(each) for each in itertools.zip_longest(*made)]
-        if not all(all(map(own[0].is_like, own)) for own in pending):
-            raise CannotProgramError
-        to = self._register(self._spread * sum(own[0].outputs for own in pending))
+        assert all(all(map(own[0].is_like, own)) for own in pending), "experts are packed alike"
+        to = self.register(self._spread * sum(own[0].outputs for own in pending))
         while pending:
             first = pending[0][0]
             same = [own for own in pending if own[0].prepared == first.prepared]

@@ -22,21 +22,19 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
 from flowspec.core.text_before import TextBefore
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
-from flowspec.model.bridge import tensor_of
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf import gemma4
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import STORED_FADING, parts_of
+from flowspec.model.gpu import DTYPES, array_of, tensor_of
 from flowspec.model.imports import IMPORTING
-from flowspec.model.kernels import CACHE_DTYPES, DTYPES
 from flowspec.model.layer_by_layer import together, whole_name
 from flowspec.model.prequantised.scheme import QUANTISED
-from flowspec.model.quantised import LINEARS, QuantisedLinear
+from flowspec.model.rounding import ROUNDINGS, Rounding
 from flowspec.model.sampler import F32, Sampler
 from flowspec.model.tensors import Tensors
-from flowspec.model.weights import is_of_router
 
 ROUTER_BITS = 4
 """Of each input of a router, to swap experts: then about every eighth token has others in some layer."""
@@ -111,8 +109,8 @@ class Reference:
         for parameter in self._model.parameters():
             if id(parameter) not in kept:
                 parameter.copy_(parameter.to(held))
-        if dtype in LINEARS:
-            self._round_matrices(LINEARS[dtype], held)
+        if dtype in ROUNDINGS:
+            self._round_matrices(ROUNDINGS[dtype], held)
         if dtype == FILED:
             self._round_loose()
 
@@ -150,9 +148,10 @@ class Reference:
     def _rounded_anew(self, name: str) -> torch.Tensor:
         rows, columns = shape = self._tensors.shape(name)
         panels = tensor_of(self._tensors.panels(name, shape))
-        return numbers_of(FORMS[self._tensors.form(name)], panels)[:rows, :columns]
+        found: torch.Tensor = numbers_of(FORMS[self._tensors.form(name)], panels)
+        return found[:rows, :columns]
 
-    def _round_matrices(self, kind: type[QuantisedLinear], held: torch.dtype) -> None:
+    def _round_matrices(self, rounding: Rounding, held: torch.dtype) -> None:
         """What slices pack: the linear layers of the decoder and `lm_head`, and experts; not the towers of a
         multimodal model.
         """
@@ -166,8 +165,9 @@ class Reference:
                 if (is_linear and name == "weight") or is_expert:
                     if is_inputs_first(module):
                         weight = weight.transpose(1, 2)
-                    rounded = kind.rounded(weight.to(held).flatten(0, -2))
-                    weight.copy_(kind.widened(rounded, weight.shape[-1]).view_as(weight))
+                    rounded = rounding.round(array_of(weight.to(held).flatten(0, -2)))
+                    widened = tensor_of(rounding.widen(rounded, weight.shape[-1]))
+                    weight.copy_(widened.view_as(weight))
 
     @contextlib.contextmanager
     def rounding_to(self, dtype: str, cache: str = CACHE_AUTO) -> Iterator[None]:
@@ -179,7 +179,7 @@ class Reference:
         less, so that it happens. Float32 is not rounded.
         """
         held, kept = DTYPES[ACTIVATIONS[dtype]], cached_as(cache, dtype)
-        if held == torch.float32 == CACHE_DTYPES[kept]:
+        if held == torch.float32 == DTYPES.get(kept):
             yield
             return
 
@@ -192,7 +192,7 @@ class Reference:
             return torch.ldexp((fraction * 2**ROUTER_BITS).round() / 2**ROUTER_BITS, exponent), *given[1:]
 
         def cached(module: torch.nn.Module, given: Any, made: torch.Tensor) -> torch.Tensor:
-            return _as_levels(made) if kept == Q8_0 else made.to(CACHE_DTYPES[kept]).float()
+            return _as_levels(made) if kept == Q8_0 else made.to(DTYPES[kept]).float()
 
         modules = [*self._model.get_decoder().modules(), self.head]
         hooks = [module.register_forward_hook(rounded) for module in modules]
@@ -239,6 +239,11 @@ class Reference:
             input_ids=torch.tensor([[*prompt, *answer]]), use_cache=False, logits_to_keep=len(answer) + 1
         )
         return list(out.logits[0].numpy())
+
+
+def is_of_router(name: str) -> bool:
+    """Whether a parameter or a module, by its name, belongs to a router: these are never packed."""
+    return ".router." in f".{name}."
 
 
 def cache_name(model: Any) -> str:

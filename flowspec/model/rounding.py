@@ -1,4 +1,4 @@
-"""Matrices rounded to levels of 8 or 4 bits; `quantised.py` says how layers multiply by them.
+"""Matrices rounded to levels of 8 or 4 bits.
 
 *int8*: per output, `scale = max |w| / 127`. *int4*: per group of 32 inputs, to 16 levels around zero, with a
 scale in float16, as in ggml's Q4_0.
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.model.arithmetic.arrays import F32, Numbers, fill_up, narrowed, widened
-from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0
+from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels
 
 WEIGHT_MAX = 127
 MIDDLE = Q4_0.offset
@@ -116,6 +116,13 @@ def widen_int4(rounded: Rounded, inputs: int) -> F32:
     levels = np.stack([pairs & 15, pairs >> 4], 2).reshape(*scales.shape, GROUP)
     weights = (widened(levels) - MIDDLE) * scales[..., None]
     return weights.reshape(len(pairs), -1)[:, :inputs]
+
+
+def spread(rounded: Rounded) -> Levels:
+    """Levels of 4 bits as panels of Q4_0 are made of them."""
+    pairs = rounded["levels"]
+    levels = np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1, GROUP)
+    return Levels(levels=levels, scales=rounded["scales"])
 
 
 def bytes_int4(inputs: int, outputs: int) -> int:

@@ -1,12 +1,11 @@
-"""A consecutive slice of a transformers model: loaded alone, run on tree segments, sampled from if it is the
-last.
+"""A consecutive slice of a model: loaded alone, run on tree segments, sampled from if it is the last.
 
-The modules are transformers' own (`pieces.py`), filled tensor by tensor (`weights.py`). The first slice also
-holds the embedding, the last the final norm, `lm_head` (the embedding again when tied) and the samplers.
+The first slice also holds the embedding, the last the final norm, `lm_head` (the embedding again when tied)
+and the samplers.
 
 *Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the
 number of layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 +
-captured so far)]`. What layers need beside hidden states (`beside.py`) travels between the two.
+captured so far)]`. What else layers need of a row (`carried.py`) travels between the two.
 """
 
 from __future__ import annotations
@@ -14,39 +13,34 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
-import torch
 
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.core.protocol.model_spec import holders
-from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as, cached_bytes
+from flowspec.core.protocol.model_spec import DeltaRule, ModelSpec, holders
+from flowspec.core.protocol.precision import CACHE_AUTO, PRECISION_BYTES, cached_as, cached_bytes
 from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD
 from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
-from flowspec.model import passes
 from flowspec.model.ahead import Ahead
-from flowspec.model.arithmetic import compiled
+from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import BASE, SNAPSHOT, TreeBatch, TreeCache, TreeRows
-from flowspec.model.beside import Beside, Needs
+from flowspec.model.carried import Carrier, Carry
+from flowspec.model.engine import Engine, engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
-from flowspec.model.kernels import CACHE_DTYPES, DTYPES, kernel_of
-from flowspec.model.linear_attention import copy_state, state_shape
-from flowspec.model.pieces import KeptModules, Pieces, Span
-from flowspec.model.program import Room
+from flowspec.model.linear_attention import copy_state
+from flowspec.model.parts import Matrix
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
-from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
-from flowspec.model.torch_layers import TorchLayer
-from flowspec.model.weights import RoundedStore, fill
+from flowspec.model.weights import RoundedStore, SliceParts, Span, load_parts
 
 _CURES = {
-    torch.float16: "try --dtype bfloat16 or float32",
-    torch.bfloat16: "its weights are damaged (fetch them again), or need --dtype float32",
-    torch.float32: "its weights are damaged; fetch them again",
+    "float16": "try --dtype bfloat16 or float32",
+    "bfloat16": "its weights are damaged (fetch them again), or need --dtype float32",
+    "float32": "its weights are damaged; fetch them again",
 }
 
 Masked = tuple[TextBefore, Mask | None]
@@ -79,45 +73,49 @@ class Slice:
     `cache_bytes_max`, which the caches of all requests together stay below (None: no bound).
     """
 
-    def __init__(self, pieces: Pieces, dtype: str, device: torch.device, cache: str = CACHE_AUTO) -> None:
-        self.config = pieces.config
-        self.span = pieces.span
-        self.dtype = DTYPES[ACTIVATIONS[dtype]]
-        self.cache = cached_as(cache, dtype)
-        self.device = device
-        self.pieces = pieces
+    def __init__(
+        self, spec: ModelSpec, span: Span, parts: SliceParts, engine: Engine, cache: str, weight_bytes: int
+    ) -> None:
+        """Keys and values are held as `cache` says (`precision.cached_as`)."""
+        self.spec, self.span, self.parts, self.engine = spec, span, parts, engine
+        self.cache = cache
         self.captures: tuple[int, ...] = ()
         self.grammars: GrammarVocabulary | None = None
         self.cache_bytes_max: int | None = None
-        self.weight_bytes = pieces.weight_bytes
-        first, end = pieces.span.first, pieces.span.end
-        self.spec = spec = spec_of(pieces.config)
-        windows, sources = spec.windows, spec.sources
-        self._heads = spec.heads
-        self._needs = Needs(pieces.config, pieces.span)
-        self._held = [layer - first for layer in holders(sources, first, end)]
-        self._windowed = [place for place in self._held if windows[place + first]]
+        self.weight_bytes = weight_bytes
+        first, end = span.first, span.end
+        self._held = [layer - first for layer in holders(spec.sources, first, end)]
+        self._windowed = [place for place in self._held if spec.windows[place + first]]
         widths = spec.inputs[first:end]
         self._with_inputs = [place for place, width in enumerate(widths) if width]
         self._input_width = max(widths, default=0)
-        self.carried_width = spec.carried_width(first)
+        self._carrier = Carrier(spec, first, end, engine)
+        self.carried_width = self._carrier.width
         states = spec.states[first:end]
         self._with_states = [place for place, size in enumerate(states) if size]
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, RequestCaches] = {}
         self._samplers: dict[int, Sampler] = {}
-        self.room = Room(compiled.library())
-        self.layers = passes.layers_of(pieces, spec, self.dtype)
+        self.layers = [self._layer(number) for number in range(first, end)]
+        self._rotaries = [spec.layers[number].rotary for number in range(first, end)]
+        if span.is_last:
+            self._norm = engine.rows(spec.hidden, norm=parts.norm)
+            self._lm_head = engine.rows(spec.hidden, norm=parts.norm, linear=parts.lm_head)
+
+    def _layer(self, number: int) -> Any:
+        spec, first = self.spec.layers[number], self.span.first
+        where = number - first, spec.source - first, self._carrier.going_from.get(number)
+        return self.engine.layer(self.parts.layer(number), spec, *where)
 
     @staticmethod
     def load(
         files: ModelFiles,
         span: Span,
         dtype: str,
-        device: torch.device,
+        device: str = "cpu",
         progress: Callable[[float], None] = lambda share: None,
         store: RoundedStore | None = None,
-        kept: KeptModules | None = None,
+        kept: SliceParts | None = None,
         arithmetic: str = "",
         cache: str = CACHE_AUTO,
     ) -> Slice:
@@ -128,16 +126,23 @@ class Slice:
         are held as `cache` says (`precision.CACHES`). Raises `InputError`
         when the model cannot be used or is incomplete, and where the device lacks the arithmetic.
         """
-        config = files.config()
-        pieces = Pieces.build(config, family_of(config, files.model), span)
-        activations = DTYPES[ACTIVATIONS[dtype]]
-        kernel = kernel_of(dtype, device, arithmetic)
-        fill(pieces, files.tensors(), activations, device, progress, kernel.linear, store, kept)
-        pieces.rotary.to(device)
-        pieces.call_directly(kernel.product)
-        if kept is not None:
-            pieces.take_over(kept)
-        return Slice(pieces, dtype, device, cache)
+        spec = files.spec
+        engine = engine_of(dtype, device, spec.norm, arithmetic)
+        parts = load_parts(spec, span, files.tensors(), dtype, engine, progress, store, kept)
+        return Slice(spec, span, parts, engine, cached_as(cache, dtype), parts.weight_bytes)
+
+    def kept_for(self, span: Span) -> SliceParts:
+        """Its parts that a slice of these layers has, too."""
+        return self.parts.kept_for(self.span, span, self.spec.is_tied)
+
+    @property
+    def device(self) -> str:
+        return self.engine.device
+
+    @property
+    def dtype(self) -> str:
+        """Of its rows."""
+        return self.engine.dtype
 
     # ------------------------------------------------------------------------------------------- caches
 
@@ -152,9 +157,10 @@ class Slice:
         return self._slot_bytes(self._windowed)
 
     def _slot_bytes(self, layers: Sequence[int]) -> int:
-        heads = [self._heads[self.span.first + place] for place in layers if place not in self._with_inputs]
+        attending = [place for place in layers if place not in self._with_inputs]
+        heads = [self.spec.heads[self.span.first + place] for place in attending]
         of_attention = sum(2 * each.count * cached_bytes(each.width, self.cache) for each in heads)
-        of_input = self._input_width * self.dtype.itemsize
+        of_input = self._input_width * int(PRECISION_BYTES[self.dtype])
         return of_attention + (len(layers) - len(heads)) * of_input
 
     def request_bytes(self, slots: int, window_slots: int = 0) -> int:
@@ -193,27 +199,25 @@ class Slice:
 
     def _copy(self, source: RequestCaches, into: RequestCaches, copied: Copied) -> None:
         self._reserve(into, len(copied.slots), len(copied.window_slots))
-        into.whole.copy(source.whole, torch.from_numpy(copied.slots).to(self.device))
+        into.whole.copy(source.whole, copied.slots)
         if into.windowed is not None and source.windowed is not None:
-            into.windowed.copy(source.windowed, torch.from_numpy(copied.window_slots).to(self.device))
+            into.windowed.copy(source.windowed, copied.window_slots)
 
     def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
+        attending = [place for place in layers if place not in self._with_inputs]
+        mixers = (self.spec.layers[self.span.first + place].dense for place in self._with_states)
+        mixer = next((each.mixer for each in mixers if each is not None), None)
+        state = (mixer.heads, mixer.key_width, mixer.value_width) if isinstance(mixer, DeltaRule) else ()
         return TreeCache(
-            heads={
-                place: self._heads[self.span.first + place]
-                for place in layers
-                if place not in self._with_inputs
-            },
+            heads={place: self.spec.heads[self.span.first + place] for place in attending},
+            memory=self.engine,
+            slots_max=slots,
+            held=self.cache,
             with_inputs=[place for place in layers if place in self._with_inputs],
             width=self._input_width,
-            input_dtype=self.dtype,
-            state=state_shape(self.config) if self._with_states else (),
-            slots_max=slots,
-            dtype=CACHE_DTYPES[self.cache],
-            device=self.device,
+            state=state,
         )
 
-    @torch.inference_mode()
     def clear_slots(self, command: ClearSlots) -> None:
         if (caches := self._caches.get(command.request)) is None:
             return
@@ -226,7 +230,7 @@ class Slice:
             elif command.snapshot == "restore":
                 copy_state(place, caches.windowed, SNAPSHOT, BASE)
             if command.passed:
-                passes.pass_by(self.room, self.layers[place], caches.windowed, command.passed)
+                self.engine.pass_by(self.layers[place], caches.windowed, command.passed)
         caches.windowed.clear(command.window_slots)
 
     def close_cache(self, request: int) -> None:
@@ -239,23 +243,23 @@ class Slice:
 
     # ---------------------------------------------------------------------------------------------- run
 
-    @torch.inference_mode()
     def run(
         self,
         job: RunLayers,
-        payload: torch.Tensor | None,
+        payload: Array | None,
         dead_rows: Callable[[], frozenset[int]] = frozenset,
-    ) -> tuple[tuple[int, ...], torch.Tensor, tuple[int, ...], tuple[Logprobs | None, ...]]:
+    ) -> tuple[tuple[int, ...], Array, tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far) + carried_width]` (None on
         the first slice).
 
         Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, the
         payload of the next slice or on the last one their features `[rows, hidden * captures]` (of no width
         without captures), and on the last slice their next tokens (-1 where none was asked for) and
-        log-probabilities, as in `LayersDone`.
+        log-probabilities, as in `LayersDone`. Payloads and features are numpy's.
         """
         if not self.span.is_last:
-            return *self.forward(job, payload, dead_rows), (), ()
+            rows, states = self.forward(job, payload, dead_rows)
+            return rows, self.engine.numpy(states), (), ()
         with self._masks_of(job) as masks:
 
             def dead_of_masks() -> frozenset[int]:
@@ -264,92 +268,80 @@ class Slice:
 
             rows, states = self.forward(job, payload, dead_of_masks)
             size = self.spec.hidden
-            features = states[:, size:]  # [rows, hidden * captured]
+            hidden, features = states[:, :size], states[:, size:]  # [rows, hidden * captured]
             if self.span.count in self.captures:
-                features = torch.cat([features, self.pieces.norm(states[:, :size])], dim=1)
-            return rows, features, *self._sample(job, rows, states[:, :size], masks)
+                features = self.engine.joined([features, self._norm(hidden)])
+            return rows, self.engine.numpy(features), *self._sample(job, rows, hidden, masks)
 
-    @torch.inference_mode()
     def forward(
         self,
         job: RunLayers,
-        payload: torch.Tensor | None,
+        payload: Array | None,
         dead_rows: Callable[[], frozenset[int]] = frozenset,
-    ) -> tuple[tuple[int, ...], torch.Tensor]:
+    ) -> tuple[tuple[int, ...], Array]:
         """`run` without what the last slice does on top: the surviving rows, and what the layers made of
-        them.
+        them, as the engine has it.
 
         That is `[rows, hidden * (1 + captured so far)]`: hidden states before the final norm, then captures
-        by layer; in between what the next slice needs beside them.
+        by layer; in between what else the next slice needs of them.
         """
-        rows = tuple(range(sum(len(part.slots) for part in job.parts)))
+        rows, engine = tuple(range(sum(len(part.slots) for part in job.parts))), self.engine
         batch, positions = self._batch(job.parts)
-        captured: list[torch.Tensor] = []  # each [1, rows, hidden * captures]
-        tokens = torch.from_numpy(np.concatenate([part.tokens for part in job.parts])).to(self.device)
-        if self.pieces.embedding is not None:
-            hidden = self.pieces.embed(tokens)[None]  # [1, rows, hidden]
-            beside = Beside(self._needs, tokens, hidden)
+        captured: list[Array] = []  # each [rows, hidden * captures]
+        tokens = np.concatenate([part.tokens for part in job.parts])
+        came: Array | None = None
+        if self.span.is_first:
+            hidden = embedded(engine, self.spec, self.parts.embedding, tokens)
         else:
             assert payload is not None, "only the first slice does without a payload"
-            states = payload.to(self.device)[None]  # [1, rows, hidden * (1 + captured) + carried]
-            hidden = states[:, :, : self.spec.hidden]
-            rest = states[:, :, self.spec.hidden :]
-            beside = Beside(self._needs, tokens, rest[:, :, : self.carried_width])
-            if rest.shape[2] > self.carried_width:
-                captured.append(rest[:, :, self.carried_width :])
-        beside.write(batch)
-        hidden = hidden.clone(memory_format=torch.contiguous_format)  # programs add to it in place
-        moving = _Rows(self, hidden, positions, batch, beside)
-        for place in range(len(self.pieces.layers)):
+            states, size = engine.array(payload), self.spec.hidden
+            hidden, came = states[:, :size], states[:, size : size + self.carried_width]
+            if states.shape[1] > size + self.carried_width:
+                captured.append(states[:, size + self.carried_width :])
+        carry = self._carrier.begin(tokens, hidden, came, batch)
+        moving = _Rows(self, hidden if came is None else engine.copied(hidden), positions, batch, carry)
+        for place, layer in enumerate(self.layers):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
                 kept = [index for index, row in enumerate(rows) if row not in dead]
                 rows = tuple(rows[index] for index in kept)
-                captured = [states[:, kept] for states in captured]
+                captured = [states[kept] for states in captured]
                 moving = moving.select(kept)
                 if not rows:
                     break
             if self.span.first + place in self.captures:
-                captured.append(moving.hidden.clone())
-            moving.run_layer(place)
-        going = beside.going[None] if rows else beside.going[None, :0]
-        return rows, torch.cat([moving.hidden, going, *captured], dim=2)[0]
+                captured.append(engine.copied(moving.run.hidden))
+            moving.run.run(layer, moving.angles[self._rotaries[place]])
+        going = moving.carry.going
+        return rows, engine.joined([moving.run.hidden, *([] if going is None else [going]), *captured])
 
-    @torch.inference_mode()
-    def logits(self, hidden: torch.Tensor) -> F32:
+    def logits(self, hidden: Array) -> F32:
         """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` of the last slice, final norm
         included.
 
         Raises `ClusterError` when the model overflows in its dtype.
         """
-        logits: F32 = self.pieces.logits(hidden).float().cpu().numpy()
+        logits = finished(self.engine, self.spec, self._lm_head(hidden))
         highest = logits.max(axis=1)
         if not np.isfinite(highest).all():
             worst = highest[~np.isfinite(highest)][0]
-            raise ClusterError(f"the model computed {worst} in {str(self.dtype)[6:]}; {_CURES[self.dtype]}")
+            raise ClusterError(f"the model computed {worst} in {self.dtype}; {_CURES[self.dtype]}")
         return logits
 
-    def _batch(self, parts: tuple[JobPart, ...]) -> tuple[TreeBatch, torch.Tensor]:
+    def _batch(self, parts: tuple[JobPart, ...]) -> tuple[TreeBatch, I64]:
         requests, first = [], 0
         for part in parts:
             caches = self._caches[part.request]
             window_slots = 0 if part.window is None else len(part.window.held)
             self._reserve(caches, len(part.key_positions), window_slots)
-            rows = TreeRows(
-                caches.whole,
-                first,
-                torch.from_numpy(part.slots).to(self.device),
-                torch.from_numpy(part.positions).to(self.device),
-                torch.from_numpy(part.key_positions).to(self.device),
-                torch.from_numpy(part.visible).to(self.device),
-                committed=part.committed,
-            )
+            seen = part.slots, part.positions, part.key_positions, part.visible
+            rows = TreeRows(caches.whole, first, *seen, committed=part.committed)
             if caches.windowed is not None:
                 assert part.window is not None, "layers with a window have slots of their own"
                 rows.windowed = _through_window(rows, part.window, caches.windowed)
             requests.append(rows)
             first += len(part.slots)
-        positions = torch.cat([rows.positions for rows in requests])[None]  # [1, rows]
+        positions = np.concatenate([rows.positions for rows in requests])  # [rows]
         return TreeBatch(requests, self.span.first), positions
 
     def _reserve(self, caches: RequestCaches, slots: int, window_slots: int) -> None:
@@ -382,7 +374,7 @@ class Slice:
         return Ahead(wanted, beside=are_masks_beside(self.grammars))
 
     def _sample(
-        self, job: RunLayers, rows: tuple[int, ...], hidden: torch.Tensor, masks: Ahead[int, Masked]
+        self, job: RunLayers, rows: tuple[int, ...], hidden: Array, masks: Ahead[int, Masked]
     ) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs
         only for those asked for."""
@@ -420,39 +412,47 @@ def _masked(sampler: Sampler, part: JobPart, row: int) -> Masked:
     return text, sampler.mask(text)
 
 
+def embedded(engine: Engine, spec: ModelSpec, table: Matrix, tokens: I64) -> Array:
+    """`[rows, hidden]` of tokens `[rows]`."""
+    found, scale = engine.take(table, tokens), spec.embedding_scale
+    if scale == 1:
+        return found
+    return engine.scaled(found, engine.rounded(scale) if spec.is_scale_rounded else scale)
+
+
+def finished(engine: Engine, spec: ModelSpec, found: Array) -> F32:
+    """Logits in float32, from what `lm_head` gives; each step is rounded to the dtype of rows."""
+    if spec.logit_divisor != 1:
+        found = engine.narrow(engine.wide(found) / spec.logit_divisor)
+    if spec.logit_cap:
+        bounded = engine.function(engine.narrow(engine.wide(found) / spec.logit_cap), "tanh")
+        found = engine.scaled(bounded, spec.logit_cap)
+    wide: F32 = engine.numpy(engine.wide(found))
+    return wide
+
+
 def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> TreeRows:
     """The rows of a request in the cache of layers with a window; what that gave back nobody sees."""
-    held = torch.from_numpy(window.held).to(rows.visible.device)  # [window high]
-    is_held, of = held >= 0, held.clamp(min=0)
+    is_held, of = window.held >= 0, window.held.clip(0)  # [window high]
     return TreeRows(
         cache,
         rows.first,
-        torch.from_numpy(window.slots).to(rows.visible.device),
+        window.slots,
         rows.positions,
-        torch.where(is_held, rows.key_positions[of], -1),
+        np.where(is_held, rows.key_positions[of], -1),
         rows.visible[:, of] & is_held,
         committed=rows.committed,
     )
 
 
 class _Rows:
-    """A job's rows on their way through the layers: `hidden` `[1, rows, width]`, `positions` `[1, rows]`."""
+    """A job's rows on their way through the layers: `hidden` `[rows, width]`, `positions` `[rows]`."""
 
-    def __init__(
-        self, part: Slice, hidden: torch.Tensor, positions: torch.Tensor, batch: TreeBatch, beside: Beside
-    ) -> None:
-        self.hidden = hidden
-        self._part, self._positions, self._batch, self._beside = part, positions, batch, beside
-        self._angles = part.pieces.angles(hidden, positions)
-        self._pass = passes.Pass(part.room, hidden, batch, beside)
-
-    def run_layer(self, place: int) -> None:
-        """`place` counts from the slice's first layer."""
-        layer, angles = self._part.layers[place], self._angles[place]
-        if isinstance(layer, TorchLayer):
-            self.hidden = layer.run(self.hidden[0], angles, self._batch, self._beside)[None]
-        else:
-            self._pass.run(layer, angles)
+    def __init__(self, part: Slice, hidden: Array, positions: I64, batch: TreeBatch, carry: Carry) -> None:
+        self._part, self._positions, self._batch = part, positions, batch
+        self.carry = carry
+        self.angles = [part.engine.angles(positions, rotary) for rotary in part.spec.rotaries]
+        self.run = part.engine.begin(hidden, batch, carry)
 
     def select(self, kept: list[int]) -> _Rows:
         """Only these rows, in order."""
@@ -460,9 +460,7 @@ class _Rows:
         for rows in batch.requests:
             own = [index - rows.first for index in kept if rows.first <= index < rows.first + len(rows.slots)]
             if own:
-                requests.append(rows.select(torch.tensor(own, device=self.hidden.device), first))
+                requests.append(rows.select(np.array(own), first))
                 first += len(own)
-        index = torch.tensor(kept, dtype=torch.int64, device=self.hidden.device)
-        self._beside.select(kept)
         left = TreeBatch(requests, batch.first_layer)
-        return _Rows(self._part, self.hidden[:, index], self._positions[:, index], left, self._beside)
+        return _Rows(self._part, self.run.hidden[kept], self._positions[kept], left, self.carry.select(kept))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flowspec.core.protocol.model_spec import (
@@ -14,10 +14,12 @@ from flowspec.core.protocol.model_spec import (
     LayerSpec,
     Mixture,
     ModelSpec,
+    Rotary,
 )
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
-from flowspec.model.families import FAMILIES
+from flowspec.model.families import FAMILIES, Family
+from flowspec.model.rotary import rope_parameters, rotary_of
 
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
@@ -26,34 +28,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 """By what a config calls them."""
 FULL, SLIDING = "full_attention", "sliding_attention"
-_SANDWICH = {
-    "norm_after_attention": "post_attention_layernorm",
-    "norm_before_mlp": "pre_feedforward_layernorm",
-    "norm_after_mlp": "post_feedforward_layernorm",
-}
-_GEMMA4 = {**_SANDWICH, "query_norm": "head", "scale": 1.0, "has_value_norm": True, "has_factor": True}
-DENSE: Mapping[str, Mapping[str, Any]] = {
-    **{name: {} for name in ("llama", "mistral", "qwen2", "phi3", "smollm3", "granite", "mixtral")},
-    **{name: {"query_norm": "head"} for name in ("qwen3", "qwen3_moe")},
-    "olmoe": {"query_norm": "width"},
-    "glm4_moe": {},
-    "gpt_oss": {"has_sinks": True},
-    "olmo2": {**_SANDWICH, "norm_before_attention": "", "norm_before_mlp": "", "query_norm": "width"},
-    "gemma2": _SANDWICH,
-    **{name: {**_SANDWICH, "query_norm": "head"} for name in ("gemma3", "gemma3_text")},
-    **{f"gemma4{part}": _GEMMA4 for part in ("", "_text", "_unified", "_unified_text")},
-    **{
-        f"qwen3_5{part}": {"query_norm": "head", "is_gated": True}
-        for part in ("", "_text", "_moe", "_moe_text")
-    },
-    "lfm2": {
-        "activation": "silu",
-        "norm_before_attention": "operator_norm",
-        "norm_before_mlp": "ffn_norm",
-        "query_norm": "head",
-    },
-}
-"""Families whose layers are `Dense`, with the norms by which they differ from most."""
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def check_activation(config: Any, layers: Iterable[LayerSpec]) -> None:
@@ -66,8 +41,12 @@ def check_activation(config: Any, layers: Iterable[LayerSpec]) -> None:
 
 def spec_of(config: Any) -> ModelSpec:
     heads, windows, inputs, states = heads_of(config), _windows(config), inputs_of(config), _states(config)
-    sources, params, dense = _sources(config), _params(config), _dense(config)
+    family = FAMILIES.get(getattr(type(config), "model_type", ""))  # what a file says may be no name
+    sources, params = _sources(config), _params(config)
+    dense = _dense(config, family, sources)
+    rotaries, of_layer = _rotaries(config, family)
     return ModelSpec(
+        family="" if family is None else type(config).model_type,
         hidden=config.hidden_size,
         vocabulary=config.vocab_size,
         context_max=context_max(config),
@@ -79,11 +58,19 @@ def spec_of(config: Any) -> ModelSpec:
         layer_inputs=getattr(config, "hidden_size_per_layer_input", None) or 0,
         layer_input_tokens=getattr(config, "vocab_size_per_layer_input", None) or 0,
         mixer_params=_mixer_params(config),
+        norm="cast, scale" if family is None else family.norm,
+        eps=float(getattr(config, "rms_norm_eps" if family is None else family.norm_eps, 1e-6)),
+        embedding_scale=_embedding_scale(config, family),
+        is_scale_rounded=family is not None and family.embedding_scale == "root of hidden",
+        logit_divisor=float(getattr(config, "logits_scaling", None) or 1.0),
+        logit_cap=float(getattr(config, "final_logit_softcapping", None) or 0.0),
+        rotaries=rotaries,
         layers=tuple(
             LayerSpec(
                 heads=config.num_attention_heads,
                 kv=heads[layer],
                 source=sources[layer],
+                rotary=of_layer[layer],
                 window=windows[layer],
                 inputs=inputs[layer],
                 state=states[layer],
@@ -95,13 +82,33 @@ def spec_of(config: Any) -> ModelSpec:
     )
 
 
-def _dense(config: Any) -> list[Dense | None]:
+def _embedding_scale(config: Any, family: Family | None) -> float:
+    if family is None or not family.embedding_scale:
+        return 1.0
+    is_root = family.embedding_scale == "root of hidden"
+    return float(config.hidden_size**0.5 if is_root else config.embedding_multiplier)
+
+
+def _rotaries(config: Any, family: Family | None) -> tuple[tuple[Rotary, ...], tuple[int, ...]]:
+    """Those of the model, and which of them each layer has."""
+    heads, none = heads_of(config), (0,) * config.num_hidden_layers
+    if family is None or not config.rope_parameters:
+        return (), none
+    if not family.rotary_by_layer_type:
+        width = _head_width(config)
+        return (rotary_of(config, config.rope_parameters, width, family.rotary_is_partial),), none
+    types = list(dict.fromkeys(config.layer_types))
+    width_of = {kind: own.width for kind, own in zip(config.layer_types, heads, strict=True)}
+    found = [rotary_of(config, config.rope_parameters[kind], width_of[kind], False) for kind in types]
+    return tuple(found), tuple(map(types.index, config.layer_types))
+
+
+def _dense(config: Any, family: Family | None, sources: tuple[int, ...]) -> list[Dense | None]:
     """Of each layer."""
-    own = DENSE.get(getattr(type(config), "model_type", ""))  # what a file says of it may be no name
+    own = {} if family is None else family.dense
     name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
-    if own is not None and "activation" in own:
-        name = own["activation"]
-    if own is None or not isinstance(name, str) or name not in ACTIVATIONS:
+    name = own.get("activation", name)
+    if family is None or not isinstance(name, str) or name not in ACTIVATIONS:
         return [None] * config.num_hidden_layers
     if getattr(config, "use_qk_norm", False):
         own = {**own, "query_norm": "head"}
@@ -110,6 +117,7 @@ def _dense(config: Any) -> list[Dense | None]:
         getattr(config, name, None) for name in ("query_pre_attn_scalar", "attention_multiplier")
     )
     every = {
+        "biases": _biases(config, family),
         "cap": float(getattr(config, "attn_logit_softcapping", None) or 0.0),
         "clip": float(getattr(config, "clip_qkv", None) or 0.0),
         "activation": ACTIVATIONS[name],
@@ -120,9 +128,29 @@ def _dense(config: Any) -> list[Dense | None]:
     found: list[Dense | None] = []
     for layer, (kind, heads) in enumerate(zip(_types(config, ""), heads_of(config), strict=True)):
         scale = (scaled_by or heads.width) ** -0.5 if multiplier is None else multiplier
-        of_layer = {"scale": float(scale), "is_turned": bool(turned[layer]), "mixer": _mixer(config, kind)}
-        found.append(Dense(**{**of_layer, "mixture": _mixture(config, layer), **every}))
+        is_double = bool(getattr(config, "use_double_wide_mlp", False)) and sources[layer] != layer
+        of_layer = {
+            "scale": float(scale),
+            "neurons": _mlp_width(config) * (1 + is_double),
+            "is_turned": bool(turned[layer]),
+            "has_values": not (getattr(config, "attention_k_eq_v", False) and kind == FULL),
+            "mixer": _mixer(config, kind),
+            "mixture": _mixture(config, family, layer),
+        }
+        found.append(Dense(**{**of_layer, **every}))
     return found
+
+
+def _biases(config: Any, family: Family) -> tuple[str, ...]:
+    """The linear layers that add one."""
+    which, found = family.attention_biases, list[str]()
+    if which.startswith("always") or (which and getattr(config, "attention_bias", False)):
+        found += [*_QKV, *(["self_attn.o_proj"] if which == "all" else [])]
+    if family.has_mlp_biases and getattr(config, "mlp_bias", False):
+        found += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+    if getattr(config, "conv_bias", False):
+        found += ["conv.in_proj", "conv", "conv.out_proj"]
+    return tuple(found)
 
 
 def _mixer(config: Any, kind: str) -> Convolution | DeltaRule | None:
@@ -139,16 +167,19 @@ def _mixer(config: Any, kind: str) -> Convolution | DeltaRule | None:
     )
 
 
-def _mixture(config: Any, layer: int) -> Mixture | None:
+def _mixture(config: Any, family: Family, layer: int) -> Mixture | None:
     every, first = getattr(config, "decoder_sparse_step", 1), getattr(config, "first_k_dense_replace", 0)
     is_dense = layer < first or (layer + 1) % every or layer in getattr(config, "mlp_only_layers", ())
     if is_dense or not experts_of(config):
         return None
     is_shared_gated = bool(getattr(config, "shared_expert_intermediate_size", None))
     return Mixture(
-        router=FAMILIES[type(config).model_type].router,
+        router=family.router,
         experts=experts_of(config),
         chosen=_experts_per_row(config),
+        neurons=_expert_width(config) or config.intermediate_size,
+        shared_neurons=0 if getattr(config, "enable_moe_block", None) else _shared_neurons(config),
+        has_biases=family.joins_experts,
         is_normed=is_shared_gated or bool(getattr(config, "norm_topk_prob", True)),  # Qwen3.5: always
         factor=float(getattr(config, "routed_scaling_factor", 1.0)),
         groups=getattr(config, "n_group", 1),
@@ -249,13 +280,6 @@ def context_max(config: Any) -> int:
     return int(min([config.max_position_embeddings, *limits]))
 
 
-def rope_parameters(config: Any) -> Iterator[dict[str, Any]]:
-    """Those of all layers, or of each type of layers."""
-    parameters = config.rope_parameters or {}
-    by_type = [each for each in parameters.values() if isinstance(each, dict)]
-    yield from by_type or [parameters]
-
-
 # ------------------------------------------------------------------------------------------- weights
 
 
@@ -298,10 +322,16 @@ def _params(config: Any) -> list[int]:
 
 def _neurons(config: Any) -> int:
     """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
-    width = _expert_width(config) or config.intermediate_size
+    width = _expert_width(config) or _mlp_width(config)
+    return int(width * _experts_per_row(config)) + _shared_neurons(config)
+
+
+def _mlp_width(config: Any) -> int:
+    """Neurons of an MLP that is no expert."""
+    width = getattr(config, "intermediate_size", None) or 0  # a mixture may have experts alone
     if getattr(config, "block_auto_adjust_ff_dim", False):
         width = _adjusted(width, config.block_ffn_dim_multiplier, config.block_multiple_of)
-    return int(width * _experts_per_row(config)) + _shared_neurons(config)
+    return int(width)
 
 
 def _adjusted(width: int, factor: float | None, multiple: int) -> int:

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
@@ -20,17 +19,16 @@ from flowspec.errors import InputError
 from flowspec.model.accelerator import CudaAccelerator, find
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary
-from flowspec.model.pieces import Span
 from flowspec.model.sampler import F32, Sampler, margin
 from flowspec.model.slice import Slice
 from flowspec.model.trials import NoRightKernelError, run_trial
+from flowspec.model.weights import Span
 
-CPU = torch.device("cpu")
 REQUEST = 1
 Tokens = tuple[int, ...]
 
 
-def device_with(dtype: str, arithmetic: str) -> torch.device:
+def device_with(dtype: str, arithmetic: str) -> str:
     """Where this machine computes a precision in this `arithmetic`: on its CPU, else on its first GPU.
 
     Raises `InputError` where neither does.
@@ -39,7 +37,7 @@ def device_with(dtype: str, arithmetic: str) -> torch.device:
     for name in ("cpu", *([] if CudaAccelerator.absence() else ["cuda"])):
         device = find(name).device
         with contextlib.suppress(NoRightKernelError):
-            found = run_trial(dtype, str(device)).arithmetics
+            found = run_trial(dtype, device).arithmetics
             if arithmetic in found:
                 return device
             here += found
@@ -62,12 +60,12 @@ class StepByStep:
     def load(
         files: ModelFiles,
         dtype: str,
-        device: torch.device = CPU,
+        device: str = "cpu",
         arithmetic: str = "",
         cache: str = CACHE_AUTO,
     ) -> StepByStep:
         """Raises `InputError` when the model cannot be used or is incomplete."""
-        count = files.config().num_hidden_layers
+        count = len(files.spec.layers)
         span = Span(first=0, end=count, count=count)
         return StepByStep(Slice.load(files, span, dtype, device, arithmetic=arithmetic, cache=cache))
 

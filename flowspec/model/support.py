@@ -17,15 +17,16 @@ from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
-from flowspec.model.spec import FULL, SLIDING, experts_of, heads_of, inputs_of, rope_parameters, varying_of
+from flowspec.model.rotary import rope_parameters
+from flowspec.model.spec import FULL, SLIDING, experts_of, heads_of, inputs_of, varying_of
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
 whole batch."""
 CONVOLUTION_MAX = 64
 """Positions that a short convolution sees at most; of published models 3 and 4."""
-STATE_WIDTH_MAX = 1024
-"""Of a head's key or value in linear attention; of published models 128."""
+KEY_WIDTH_MAX, VALUE_WIDTH_MAX = 256, 1024
+"""Of a head's key and value in linear attention; of published models 128."""
 _PICTURES = "vision"
 """Only what stands for pictures looks both ways, and text has none (Gemma 4)."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -290,8 +291,8 @@ def _check_linear_attention(config: Any, model: str) -> None:
         "linear_conv_kernel_dim": CONVOLUTION_MAX,
         "linear_num_key_heads": 1 << 12,
         "linear_num_value_heads": 1 << 12,
-        "linear_key_head_dim": STATE_WIDTH_MAX,
-        "linear_value_head_dim": STATE_WIDTH_MAX,
+        "linear_key_head_dim": KEY_WIDTH_MAX,
+        "linear_value_head_dim": VALUE_WIDTH_MAX,
     }
     for name, most in fields.items():
         value = getattr(config, name)

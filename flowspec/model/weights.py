@@ -8,28 +8,63 @@ slice twice.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
-from torch import nn
+import numpy as np
 
+from flowspec.core.protocol.model_spec import ModelSpec
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED, is_packed
 from flowspec.errors import InputError
-from flowspec.model import rounding
-from flowspec.model.bridge import array_of, read_into, tensor_of
-from flowspec.model.experts import pack_experts, stay_packed_experts
-from flowspec.model.families import Family
+from flowspec.model.arithmetic.arrays import DTYPES, room
+from flowspec.model.engine import Engine
+from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf.names import STORED_FADING
-from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
-from flowspec.model.kernels import Packing
 from flowspec.model.layer_by_layer import TABLE
-from flowspec.model.linear_attention import take_stored_fading
-from flowspec.model.pieces import KeptModules, Pieces
-from flowspec.model.quantised import QuantisedLinear, Rounded, pack
-from flowspec.model.spec import spec_of
+from flowspec.model.parts import (
+    LayerShape,
+    Linear,
+    Matrix,
+    NormPart,
+    Parameter,
+    Parts,
+    Role,
+    Stack,
+    Table,
+)
+from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.tensors import Tensors
+
+Owner = int | str
+"""A layer, by its number in the model, or one of these."""
+EMBEDDING, NORM, LM_HEAD = "embedding", "norm", "lm_head"
+_OF_KEYS_AND_VALUES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Layers `[first, end)` of `count`."""
+
+    first: int
+    end: int
+    count: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.first == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.end == self.count
+
+    @property
+    def owners(self) -> tuple[Owner, ...]:
+        """Of weights: the first slice has the embedding, the last one the final norm and `lm_head`."""
+        ends = (NORM, LM_HEAD) if self.is_last else ()
+        return (*((EMBEDDING,) if self.is_first else ()), *range(self.first, self.end), *ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,57 +77,31 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter of a slice and the tensors that it is made of."""
+    """A parameter of a slice and the tensors that it is made of; two that are tied have the same."""
 
-    module: nn.Module
+    owner: Owner
     name: str
+    shape: tuple[int, ...]
+    role: Role
     sources: tuple[TensorSource, ...]
 
-    @property
-    def owner(self) -> tuple[Any, str]:
-        """The module that has the parameter itself, and the parameter's name there."""
-        path, _, leaf = self.name.rpartition(".")
-        return self.module.get_submodule(path), leaf
+    def kind(self, activations: str) -> str:
+        """The dtype in which it is read where it is not packed."""
+        return "float32" if self.role in ("exact", "number") else activations
 
-    @property
-    def value(self) -> torch.Tensor:
-        """Before it is packed."""
-        owner, leaf = self.owner
-        return getattr(owner, leaf)
+    def plain_bytes(self, activations: str) -> int:
+        """What it takes where it is not packed."""
+        kind = "float32" if self.role in ("exact", "widened") else activations
+        return 0 if self.role == "number" else math.prod(self.shape) * DTYPES[kind].itemsize
 
-    @property
-    def shape(self) -> torch.Size:
-        """Before it is packed."""
-        return self.value.shape
-
-    def dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """In which it is held by a slice of that dtype: a buffer, such as a router's bias, in its own."""
-        return dtype if isinstance(self.value, nn.Parameter) else self.value.dtype
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether it is the matrix of a linear layer, and not a router's."""
-        owner, leaf = self.owner
-        return isinstance(owner, nn.Linear) and leaf == "weight" and not is_of_router(self.name)
-
-    def part_shape(self, source: TensorSource) -> torch.Size:
+    def part_shape(self, source: TensorSource) -> tuple[int, ...]:
         """Of what one source fills."""
-        return torch.empty(self.shape, device="meta")[source.part].shape
-
-    @property
-    def is_experts(self) -> bool:
-        """Whether it is the matrices of a mixture's experts, `[experts, out, in]`."""
-        return len(self.shape) == 3 and not isinstance(self.owner[0], nn.Conv1d)
+        return np.broadcast_to(np.uint8(0), self.shape)[source.part].shape
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the tensors it is made of; two parameters that are tied have the same."""
+        """The names of the tensors that it is made of."""
         return tuple(source.tensor for source in self.sources)
-
-
-def is_of_router(name: str) -> bool:
-    """Whether a parameter or a module, by its name, belongs to a router: these are never packed."""
-    return ".router." in f".{name}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,228 +111,374 @@ class SliceWeights:
     packed: tuple[Weight, ...]
     plain: tuple[Weight, ...]
 
-    def within(self, modules: Iterable[nn.Module]) -> SliceWeights:
-        """Those of these modules alone."""
-        wanted = {id(module) for module in modules}
-        packed = tuple(each for each in self.packed if id(each.module) in wanted)
-        return SliceWeights(packed, tuple(each for each in self.plain if id(each.module) in wanted))
+    def without(self, owners: Iterable[Owner]) -> SliceWeights:
+        gone = frozenset(owners)
+        packed = tuple(each for each in self.packed if each.owner not in gone)
+        return SliceWeights(packed, tuple(each for each in self.plain if each.owner not in gone))
 
 
 class RoundedStore(Protocol):
     """Keeps rounded matrices from one load to the next."""
 
-    def find(self, weight: Weight) -> rounding.Rounded | None:
+    def find(self, weight: Weight) -> Rounded | None:
         """What `keep` was given for a parameter of the same content, unchanged."""
 
-    def keep(self, weight: Weight, rounded: rounding.Rounded) -> None:
+    def keep(self, weight: Weight, rounded: Rounded) -> None:
         """Keeps it if there is room."""
 
 
-def weights_of(pieces: Pieces, tensors: Tensors) -> Iterator[Weight]:
+@dataclass(slots=True)
+class SliceParts:
+    """What a slice is computed by, by owner: the parts of its layers, the embedding's matrix, the final norm
+    and `lm_head`."""
+
+    of: dict[Owner, Any] = field(default_factory=dict)
+
+    def layer(self, number: int) -> Parts:
+        found: Parts = self.of[number]
+        return found
+
+    @property
+    def embedding(self) -> Matrix | None:
+        return self.of.get(EMBEDDING)
+
+    @property
+    def norm(self) -> NormPart:
+        found: NormPart = self.of[NORM]
+        return found
+
+    @property
+    def lm_head(self) -> Linear:
+        found: Linear = self.of[LM_HEAD]
+        return found
+
+    def kept_for(self, own: Span, span: Span, is_tied: bool) -> SliceParts:
+        """What of this slice one of the same model with these layers has, too.
+
+        A tied matrix is another one where a slice has both of its ends: then none is taken over.
+        """
+        both = {*own.owners} & {*span.owners}
+        if is_tied and (own.is_first, own.is_last) != (span.is_first, span.is_last):
+            both -= {EMBEDDING, NORM, LM_HEAD}
+        return SliceParts({owner: part for owner, part in self.of.items() if owner in both})
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all, a tied one once."""
+        distinct = {id(each): each for part in self.of.values() for each in arrays_of(part)}
+        return sum(int(each.nbytes) for each in distinct.values())
+
+
+def arrays_of(part: Any) -> Iterator[Any]:
+    """Those that a part holds."""
+    if isinstance(part, Mapping | tuple):
+        for each in part.values() if isinstance(part, Mapping) else part:
+            yield from arrays_of(each)
+    elif isinstance(part, Linear):
+        yield from arrays_of((part.matrices, part.bias, part.order))
+    elif isinstance(part, Stack):
+        yield from arrays_of((part.linears, part.bias))
+    elif isinstance(part, Table):
+        yield from part.matrix.arrays
+    elif isinstance(part, NormPart):
+        yield from [part.weights] if part.has_weights else []
+    elif hasattr(part, "arrays"):
+        yield from part.arrays
+    elif hasattr(part, "nbytes"):
+        yield part
+    elif part is not None and not isinstance(part, float):
+        yield from arrays_of(tuple(getattr(part, name) for name in part.__slots__))
+
+
+# ------------------------------------------------------------------------------------------- names
+
+
+def family_named(spec: ModelSpec) -> Family:
+    """Raises `InputError` where this version knows none of that name."""
+    family = FAMILIES.get(spec.family)
+    if family is None:
+        raise InputError(f"expected a model of {', '.join(FAMILIES)}, got the family {spec.family!r:.40}")
+    return family
+
+
+def layer_shape(spec: ModelSpec, layer: int, tensors: Tensors) -> LayerShape:
+    """The parts of a layer of a model whose checkpoint has these tensors."""
+    family, own = family_named(spec), spec.layers[layer]
+    prefix = f"{family.root(tensors).prefix}layers.{layer}."
+    return LayerShape(
+        spec=own,
+        family=family,
+        hidden=spec.hidden,
+        is_own=own.source == layer,
+        has_fading=prefix + STORED_FADING in tensors,
+        table_rows=spec.layer_input_tokens,
+    )
+
+
+def weights_of(spec: ModelSpec, span: Span, tensors: Tensors) -> Iterator[Weight]:
     """Every parameter of a slice; two that are tied have the same sources."""
-    prefix = pieces.family.root(tensors).prefix
-    if pieces.embedding is not None:
-        yield Weight(
-            pieces.embedding, "weight", (TensorSource(embedding_name(pieces.config, pieces.family, tensors)),)
-        )
-    for index, layer in zip(range(pieces.span.first, pieces.span.end), pieces.layers, strict=True):
-        if f"{prefix}layers.{index}.{STORED_FADING}" in tensors and hasattr(layer.linear_attn, "A_log"):
-            take_stored_fading(layer)
-        for name, value in layer.state_dict(keep_vars=True).items():
-            yield Weight(
-                layer, name, _sources(pieces.family, tensors, f"{prefix}layers.{index}.", name, value)
-            )
-    if pieces.norm is not None and pieces.lm_head is not None:
-        yield Weight(pieces.norm, "weight", (TensorSource(f"{prefix}{pieces.family.last_norm}.weight"),))
-        yield Weight(
-            pieces.lm_head, "weight", (TensorSource(lm_head_name(pieces.config, pieces.family, tensors)),)
-        )
+    family = family_named(spec)
+    prefix, table = family.root(tensors).prefix, (spec.vocabulary, spec.hidden)
+    if span.is_first:
+        own = (TensorSource(embedding_name(spec, tensors)),)
+        yield Weight(EMBEDDING, "weight", table, "table", own)
+    for layer in range(span.first, span.end):
+        for name, parameter in layer_shape(spec, layer, tensors).parameters().items():
+            sources = _sources(family, tensors, f"{prefix}layers.{layer}.", name, parameter)
+            yield Weight(layer, name, parameter.shape, parameter.role, sources)
+    if span.is_last:
+        norm = (TensorSource(f"{prefix}{family.last_norm}.weight"),)
+        yield Weight(NORM, "weight", (spec.hidden,), "vector", norm)
+        yield Weight(LM_HEAD, "weight", table, "matrix", (TensorSource(lm_head_name(spec, tensors)),))
 
 
-def embedding_name(config: Any, family: Family, tensors: Tensors) -> str:
+def embedding_name(spec: ModelSpec, tensors: Tensors) -> str:
     """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one
     only."""
-    root = family.root(tensors)
+    root = family_named(spec).root(tensors)
     own = root.prefix + "embed_tokens.weight"
-    return (
-        root.lm_head if config.tie_word_embeddings and own not in tensors and root.lm_head in tensors else own
-    )
+    return root.lm_head if spec.is_tied and own not in tensors and root.lm_head in tensors else own
 
 
-def lm_head_name(config: Any, family: Family, tensors: Tensors) -> str:
+def lm_head_name(spec: ModelSpec, tensors: Tensors) -> str:
     """The tensor of `lm_head`: its own if there is one, as transformers does even where the config says that
     it is tied."""
-    root = family.root(tensors)
-    return (
-        embedding_name(config, family, tensors)
-        if config.tie_word_embeddings and root.lm_head not in tensors
-        else root.lm_head
+    root = family_named(spec).root(tensors)
+    is_tied = spec.is_tied and root.lm_head not in tensors
+    return embedding_name(spec, tensors) if is_tied else root.lm_head
+
+
+def _sources(
+    family: Family, tensors: Tensors, prefix: str, name: str, parameter: Parameter
+) -> tuple[TensorSource, ...]:
+    """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
+    rows, columns]`."""
+    ways = family.ways_to_stack(name)
+    if prefix + name in tensors:
+        return (TensorSource(prefix + name),)
+    if not ways:
+        return (TensorSource(prefix + family.renamed.get(name, name)),)
+    joined = next((way for way in ways if prefix + way[0].format(0) in tensors), ways[0])
+    rows = parameter.shape[1] // len(joined)
+    return tuple(
+        TensorSource(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))
+        for expert in range(parameter.shape[0])
+        for place, each in enumerate(joined)
     )
 
 
-def fill(
-    pieces: Pieces,
-    tensors: Tensors,
-    dtype: torch.dtype,
-    device: torch.device,
-    progress: Callable[[float], None] = lambda share: None,
-    packing: Packing | None = None,
-    store: RoundedStore | None = None,
-    kept: KeptModules | None = None,
-) -> None:
-    """Gives every parameter its values, converted to `dtype`; with `packing`, matrices are packed as they
-    come.
-
-    What `store` has of these is not read from the checkpoint, and modules that are `kept` get no values.
-    Raises `InputError` for a tensor that is missing or of another shape, or before anything is read for one
-    that nothing uses, and for what cannot be packed.
-    """
-    weights = sorted_weights(pieces, tensors, packing)
-    _check_all_used(pieces, (*weights.plain, *weights.packed), tensors)
-    weights = weights.within(pieces.lacking(kept))
-    count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
-    done = 0
-
-    def read(weight: Weight, device: torch.device = device) -> torch.Tensor:
-        values = torch.empty(
-            weight.shape, dtype=weight.dtype(dtype), device=device
-        )  # aligned, unlike the file's
-        for number, source in enumerate(weight.sources, done + 1):
-            read_into(tensors, source.tensor, values[source.part])
-            progress(number / count)
-        return values
-
-    loaded: dict[tuple[str, ...], nn.Parameter] = {}
-    tables = [weight for weight in weights.plain if weight.tensors[0].endswith(TABLE)]
-    values = {weight.tensors[0]: torch.empty(weight.shape, dtype=weight.dtype(dtype)) for weight in tables}
-    tensors.copy_together({name: array_of(value) for name, value in values.items()})
-    for name, value in values.items():
-        loaded[(name,)] = nn.Parameter(value.to(device), requires_grad=False)
-    for weight in weights.plain:
-        if weight.tensors not in loaded:
-            loaded[weight.tensors] = nn.Parameter(read(weight), requires_grad=False)
-        owner, leaf = weight.owner
-        setattr(owner, leaf, loaded[weight.tensors])
-        done += len(weight.sources)
-    parts: dict[tuple[str, ...], tuple[Part, ...]] = {}
-    tables = [weight for weight in weights.packed if weight.tensors[0].endswith(TABLE)]
-    panels = tensors.panels_together({weight.tensors[0]: tuple(weight.shape) for weight in tables})
-    for name in list(panels):
-        part = tensor_of(panels.pop(name)).to(device)
-        parts[(name,)] = (Part(tensors.form(name), part, tensors.shape(name)[0]),)
-    for weight in weights.packed:
-        assert packing is not None, "nothing is packed otherwise"
-        if issubclass(packing, GgufLinear):
-            if weight.tensors not in parts:  # two that are tied share theirs
-                parts[weight.tensors] = _parts(weight, tensors, device)
-            order = tensors.input_order(weight.tensors[0])
-            given = None if order is None else tensor_of(order)
-            _give_parts(weight, parts[weight.tensors], packing, dtype, given)
-        else:
-            rounded = None if store is None else store.find(weight)
-            if rounded is None:
-                values_here = read(weight, torch.device("cpu")).flatten(0, -2)
-                rounded = packing.rounding.round(array_of(values_here))
-                if store is not None:
-                    store.keep(weight, rounded)
-            there = {name: tensor_of(part).to(device) for name, part in rounded.items()}
-            _give_rounded(weight, there, packing)
-        progress((done := done + len(weight.sources)) / count)
-
-
-def _parts(weight: Weight, tensors: Tensors, device: torch.device) -> tuple[Part, ...]:
-    """What a file packs of a parameter, source by source."""
-    found = []
-    for source in weight.sources:
-        shape = weight.part_shape(source)
-        panels = tensor_of(tensors.panels(source.tensor, tuple(shape))).to(device)
-        found.append(Part(tensors.form(source.tensor), panels, shape[0]))
-    return tuple(found)
-
-
-def _give_parts(
-    weight: Weight,
-    parts: tuple[Part, ...],
-    kind: type[GgufLinear],
-    dtype: torch.dtype,
-    order: torch.Tensor | None,
-) -> None:
-    owner, leaf = weight.owner
-    if not weight.is_experts:
-        stay_packed(owner, parts, kind, dtype, order)
-        return
-    each = len(parts) // weight.shape[0]
-    by_expert = [parts[first : first + each] for first in range(0, len(parts), each)]
-    stay_packed_experts(owner, leaf, by_expert, kind, dtype)
-
-
-def _give_rounded(weight: Weight, rounded: Rounded, kind: type[QuantisedLinear]) -> None:
-    owner, leaf = weight.owner
-    if weight.is_experts:
-        pack_experts(owner, leaf, rounded, kind)
-    else:
-        pack(owner, rounded, kind)
-
-
-def sorted_weights(pieces: Pieces, tensors: Tensors, packing: Packing | None) -> SliceWeights:
-    """Every parameter of a slice, by what `fill` does with it."""
+def sorted_weights(spec: ModelSpec, span: Span, tensors: Tensors, dtype: str) -> SliceWeights:
+    """Every parameter of a slice, by what `load_parts` does with it in this precision."""
     packed: list[Weight] = []
     plain: list[Weight] = []
-    for weight in weights_of(pieces, tensors):
-        if packing is not None and _is_packed(weight, packing, tensors):
-            packed.append(weight)
-        else:
-            plain.append(weight)
+    for weight in weights_of(spec, span, tensors):
+        (packed if is_packed(dtype) and _is_packed(weight, dtype, tensors) else plain).append(weight)
     return SliceWeights(tuple(packed), tuple(plain))
 
 
-def _is_packed(weight: Weight, packing: Packing, tensors: Tensors) -> bool:
+def _is_packed(weight: Weight, dtype: str, tensors: Tensors) -> bool:
     """Whether a parameter is packed.
 
     Raises `InputError` for a matrix that is to stay as its file packs it, and is not packed there, or in a
     form that layers do not compute with.
     """
-    if issubclass(packing, GgufLinear):
-        loose = [source.tensor for source in weight.sources if not tensors.form(source.tensor)]
-        is_multiplied = weight.is_linear or weight.is_experts
-        if loose and is_multiplied:
-            raise InputError(
-                f"{tensors.files_of(loose[0])[0]} is not packed in a form that layers compute with; "
-                "use --dtype bfloat16, int8 or int4"
-            )
-        return is_multiplied or (not loose and isinstance(weight.owner[0], nn.Embedding))
-    return weight.is_linear or weight.is_experts
+    is_multiplied = weight.role in ("matrix", "experts")
+    if dtype != FILED:
+        return is_multiplied
+    loose = [source.tensor for source in weight.sources if not tensors.form(source.tensor)]
+    if loose and is_multiplied:
+        raise InputError(
+            f"{tensors.files_of(loose[0])[0]} is not packed in a form that layers compute with; "
+            "use --dtype bfloat16, int8 or int4"
+        )
+    return is_multiplied or (not loose and weight.role == "table")
 
 
-def weight_bytes(pieces: Pieces, tensors: Tensors, dtype: torch.dtype, packing: Packing | None) -> int:
-    """What the parameters will take once they are filled; tied ones count once, unless one of them is
+def weight_bytes(weights: SliceWeights, tensors: Tensors, dtype: str) -> int:
+    """What the parameters will take once they are loaded; tied ones count once, unless one of them is
     packed."""
-    weights = sorted_weights(pieces, tensors, packing)
-    plain = {weight.tensors: weight.shape.numel() * weight.dtype(dtype).itemsize for weight in weights.plain}
-    if packing is None:
-        return sum(plain.values())
-    if issubclass(packing, GgufLinear):
+    sizes = {}
+    for weight in weights.plain:
+        sizes[weight.tensors] = weight.plain_bytes(ACTIVATIONS[dtype])
+    if dtype == FILED:
         names = {source.tensor for weight in weights.packed for source in weight.sources}
-        return sum(plain.values()) + sum(map(tensors.packed_bytes, names))
-    return sum(plain.values()) + sum(stack_bytes(weight.shape, packing) for weight in weights.packed)
+        return sum(sizes.values()) + sum(map(tensors.packed_bytes, names))
+    return sum(sizes.values()) + sum(stack_bytes(weight.shape, dtype) for weight in weights.packed)
 
 
-def stack_bytes(shape: torch.Size, packing: type[QuantisedLinear]) -> int:
-    """What a packed matrix `[out, in]` takes, or a stack of them."""
+def stack_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """What a rounded matrix `[out, in]` takes, or a stack of them."""
     *stack, outputs, inputs = shape
-    return math.prod(stack) * packing.rounding.packed_bytes(inputs, outputs)
+    return math.prod(stack) * ROUNDINGS[dtype].packed_bytes(inputs, outputs)
 
 
-def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensors) -> None:
-    """Refuses tensors among a slice's own that its modules have no place for (biases, sinks, scales): they
+# ----------------------------------------------------------------------------------------- reading
+
+
+def load_parts(
+    spec: ModelSpec,
+    span: Span,
+    tensors: Tensors,
+    dtype: str,
+    engine: Engine,
+    progress: Callable[[float], None] = lambda share: None,
+    store: RoundedStore | None = None,
+    kept: SliceParts | None = None,
+) -> SliceParts:
+    """Reads every parameter, rounded to the precision's activations, and matrices packed as they come.
+
+    What `store` has of these is not read from the checkpoint, and what is `kept` is taken over. Raises
+    `InputError` for a tensor that is missing or of another shape, or before anything is read for one that
+    nothing uses, and for what cannot be packed.
+    """
+    weights = sorted_weights(spec, span, tensors, dtype)
+    check_all_used(spec, span, (*weights.plain, *weights.packed), tensors)
+    known = {} if kept is None else kept.of
+    weights = weights.without(known)
+    values = _Values(tensors, dtype, engine, progress, store, weights).read()
+    found: dict[Owner, Any] = {}
+    for owner in span.owners:
+        if owner in known:
+            found[owner] = known[owner]
+        elif isinstance(owner, int):
+            shape = layer_shape(spec, owner, tensors)
+            found[owner] = shape.parts(values[owner], spec.eps, engine)
+        elif owner == NORM:
+            found[owner] = NormPart(weights=values[owner]["weight"], eps=spec.eps)
+        else:
+            given = values[owner]["weight"]
+            matrices = given if isinstance(given, tuple) else (engine.matrix(given),)
+            linear = Linear(inputs=spec.hidden, matrices=matrices)
+            found[owner] = linear if owner == LM_HEAD else matrices[0]
+    return SliceParts(found)
+
+
+class _Values:
+    """Of a slice's parameters, as they are read: by owner and name arrays, or matrices."""
+
+    def __init__(
+        self,
+        tensors: Tensors,
+        dtype: str,
+        engine: Engine,
+        progress: Callable[[float], None],
+        store: RoundedStore | None,
+        weights: SliceWeights,
+    ) -> None:
+        self._tensors, self._dtype, self._engine, self._store = tensors, dtype, engine, store
+        self._weights, self._activations = weights, ACTIVATIONS[dtype]
+        count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
+        done = iter(range(1, count + 1))
+        self._progress, self._done, self._count = progress, done, count
+        self._found: dict[Owner, dict[str, Any]] = {}
+
+    def read(self) -> dict[Owner, dict[str, Any]]:
+        self._read_plain()
+        self._read_packed()
+        return self._found
+
+    def _step(self) -> None:
+        self._progress(next(self._done) / self._count)
+
+    def _give(self, weight: Weight, value: Any) -> None:
+        self._found.setdefault(weight.owner, {})[weight.name] = value
+
+    def _empty(self, weight: Weight) -> Any:
+        return room(weight.shape, DTYPES[weight.kind(self._activations)])
+
+    def _numbers(self, weight: Weight) -> Any:
+        values = self._empty(weight)  # aligned, unlike the file's
+        for source in weight.sources:
+            self._tensors.copy_into(source.tensor, values[source.part])
+            self._step()
+        return values
+
+    def _read_plain(self) -> None:
+        loaded: dict[tuple[str, ...], Any] = {}
+        tables = [weight for weight in self._weights.plain if weight.tensors[0].endswith(TABLE)]
+        together = {weight.tensors[0]: self._empty(weight) for weight in tables}
+        self._tensors.copy_together(together)
+        loaded |= {(name,): self._engine.array(value) for name, value in together.items()}
+        together.clear()
+        for weight in self._weights.plain:
+            if weight.tensors not in loaded:
+                loaded[weight.tensors] = self._engine.array(self._numbers(weight))
+            else:
+                self._step()
+            value = loaded[weight.tensors]
+            is_multiplied = weight.role in ("matrix", "experts")
+            self._give(weight, self._plain_matrices(weight, value) if is_multiplied else value)
+
+    def _plain_matrices(self, weight: Weight, value: Any) -> tuple[Any, ...]:
+        if weight.role == "matrix":
+            return (self._engine.matrix(value),)
+        return tuple((self._engine.matrix(each),) for each in value)
+
+    def _read_packed(self) -> None:
+        if self._dtype == FILED:
+            self._read_filed()
+            return
+        rounding = ROUNDINGS.get(self._dtype)
+        for weight in self._weights.packed:
+            assert rounding is not None, "nothing is packed otherwise"
+            rounded = None if self._store is None else self._store.find(weight)
+            if rounded is None:
+                numbers = self._numbers(weight)
+                rounded = rounding.round(numbers.reshape(-1, numbers.shape[-1]))
+                if self._store is not None:
+                    self._store.keep(weight, rounded)
+            else:
+                for _ in weight.sources:
+                    self._step()
+            make = functools.partial(self._engine.rounded_matrix, self._dtype, inputs=weight.shape[-1])
+            if weight.role == "matrix":
+                self._give(weight, (make(rounded),))
+                continue
+            experts, outputs, _ = weight.shape
+            rows = [slice(first, first + outputs) for first in range(0, experts * outputs, outputs)]
+            of_each = [{name: part[own] for name, part in rounded.items()} for own in rows]
+            self._give(weight, tuple((make(each),) for each in of_each))
+
+    def _read_filed(self) -> None:
+        tensors, made = self._tensors, dict[tuple[str, ...], tuple[Matrix, ...]]()
+        tables = [weight for weight in self._weights.packed if weight.tensors[0].endswith(TABLE)]
+        panels = tensors.panels_together({weight.tensors[0]: weight.shape for weight in tables})
+        for name in list(panels):
+            form, outputs = tensors.form(name), tensors.shape(name)[0]
+            made[(name,)] = (self._engine.filed_matrix(form, panels.pop(name), outputs),)
+        for weight in self._weights.packed:
+            if weight.tensors not in made:  # two that are tied share theirs
+                made[weight.tensors] = tuple(map(functools.partial(self._filed, weight), weight.sources))
+            parts = made[weight.tensors]
+            if weight.role == "experts":
+                each = len(parts) // weight.shape[0]
+                self._give(weight, tuple(parts[at : at + each] for at in range(0, len(parts), each)))
+            else:
+                self._give(weight, parts)
+            order = tensors.input_order(weight.tensors[0])
+            if order is not None:
+                stem = weight.name.removesuffix(".weight")
+                self._found[weight.owner][f"{stem}.order"] = self._engine.array(order)
+            for _ in weight.sources:
+                self._step()
+
+    def _filed(self, weight: Weight, source: TensorSource) -> Matrix:
+        shape = weight.part_shape(source)
+        panels = self._tensors.panels(source.tensor, shape)
+        return self._engine.filed_matrix(self._tensors.form(source.tensor), panels, shape[0])
+
+
+def check_all_used(spec: ModelSpec, span: Span, weights: tuple[Weight, ...], tensors: Tensors) -> None:
+    """Refuses tensors among a slice's own that its layers have no place for (biases, sinks, scales): they
     belong to another model."""
-    root = pieces.family.root(tensors)
-    own = [f"{root.prefix}layers.{index}." for index in range(pieces.span.first, pieces.span.end)]
-    if pieces.span.is_last:
-        own += [f"{root.prefix}{pieces.family.last_norm}.", root.lm_head.removesuffix("weight")]
+    family = family_named(spec)
+    root = family.root(tensors)
+    own = [f"{root.prefix}layers.{index}." for index in range(span.first, span.end)]
+    if span.is_last:
+        own += [f"{root.prefix}{family.last_norm}.", root.lm_head.removesuffix("weight")]
     idle = [
         f"{root.prefix}layers.{layer}.self_attn.{part}"
-        for layer, source in enumerate(spec_of(pieces.config).sources)
+        for layer, source in enumerate(spec.sources)
         for part in _OF_KEYS_AND_VALUES
         if source != layer  # published with them all the same
     ]
@@ -338,27 +493,5 @@ def _check_all_used(pieces: Pieces, weights: tuple[Weight, ...], tensors: Tensor
     if strange:
         raise InputError(
             f"the checkpoint holds {tensors.files_of(strange[0])[0]}, for which transformers' "
-            f"{pieces.family.prefix} has no place: it is of another architecture"
+            f"{family.prefix} has no place: it is of another architecture"
         )
-
-
-_OF_KEYS_AND_VALUES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
-
-
-def _sources(
-    family: Family, tensors: Tensors, prefix: str, name: str, value: torch.Tensor
-) -> tuple[TensorSource, ...]:
-    """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
-    rows, columns]`."""
-    ways = family.ways_to_stack(name)
-    if prefix + name in tensors:
-        return (TensorSource(prefix + name),)
-    if not ways:
-        return (TensorSource(prefix + family.renamed.get(name, name)),)
-    joined = next((way for way in ways if prefix + way[0].format(0) in tensors), ways[0])
-    rows = value.shape[1] // len(joined)
-    return tuple(
-        TensorSource(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))
-        for expert in range(value.shape[0])
-        for place, each in enumerate(joined)
-    )

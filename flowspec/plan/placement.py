@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign, Drafting
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.token_bytes import TokenBytes
@@ -29,7 +30,7 @@ class ClusterPlan:
     `vocabulary` and `hidden_size` are the model's: what comes back from the stages is held to them
     (`hidden_size` 0: not known); `carried` is the most numbers that go with a hidden state. With `drafting`
     its one stage is a drafter, and `vocabulary` the target's. Whoever draws or drafts gets the `tokens`,
-    where answers may be bound by grammars.
+    where answers may be bound by grammars. `spec`: what the model computes.
     """
 
     model: str
@@ -45,6 +46,7 @@ class ClusterPlan:
     cache: str = CACHE_AUTO
     sliding_window: SlidingWindow | None = None
     tokens: TokenBytes | None = None
+    spec: ModelSpec | None = None
 
     @property
     def layer_count(self) -> int:
@@ -76,6 +78,7 @@ def assigns_of(plan: ClusterPlan) -> list[Assign]:
                 sliding_window=plan.sliding_window,
                 tokens_digest="" if tokens is None else tokens.digest,
                 tokens_bytes=0 if tokens is None else len(tokens.packed),
+                spec=plan.spec,
             )
         )
     return found

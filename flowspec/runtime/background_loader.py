@@ -130,7 +130,7 @@ class BackgroundLoader:
             give_back()
 
     def _make(self, assign: Assign, serving: Held, channel: QueuedHeadChannel) -> Loaded:
-        from flowspec.model.pieces import Span
+        from flowspec.model.weights import Span
         from flowspec.runtime.loading import SliceLoad, room_beside
 
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
@@ -139,7 +139,7 @@ class BackgroundLoader:
         found = load.find([serving] if spare is None else [serving, spare])
         if found is not None:
             if found is not serving:
-                both = serving.part.pieces.kept_for(span)
+                both = serving.part.kept_for(span)
                 self._spare, self._taken_bytes = found, found.part.weight_bytes - both.weight_bytes
             return _made(found.part)
         del spare

@@ -6,7 +6,7 @@ Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`
 
 Whatever fails here ends the assignment that it was done for, and nothing else: an error that nobody foresaw
 is logged with its traceback, the slice that met it is forgotten, and the next head's work is done as ever.
-Only what ends the process (SIGILL, torch's abort) ends a daemon.
+Only what ends the process (SIGILL, an abort) ends a daemon.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from flowspec.core.cluster.daemon import Loaded
 from flowspec.core.protocol.cluster_messages import Assign, Error
@@ -36,6 +38,7 @@ from flowspec.core.stage.slots import slots_in
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
+from flowspec.model.arithmetic.arrays import DTYPES, Array
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.model.trials import run_trial
 from flowspec.runtime.background_loader import BackgroundLoader
@@ -47,11 +50,9 @@ from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress, Qu
 from flowspec.wire.codec import Tensor
 
 if TYPE_CHECKING:
-    import torch
-
     from flowspec.model.grammar import GrammarVocabulary
-    from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
+    from flowspec.model.weights import Span
     from flowspec.runtime.loading import Held
 
 log = logging.getLogger("flowspec.daemon")
@@ -223,7 +224,7 @@ class ComputeThread:
 
     def _run_layers(self, part: Slice, job: RunLayers) -> LayersDone:
         started_s = time.monotonic()
-        payload = None if job.payload is None else to_torch(job.payload, job.rows)
+        payload = None if job.payload is None else to_array(job.payload, job.rows)
         running = (self._assignment_id, job.job)
 
         def dead_rows() -> frozenset[int]:
@@ -238,7 +239,8 @@ class ComputeThread:
             job, payload, dead_rows if pacer is None else partial(pacer.boundary, dead_rows)
         )
         ended_s = time.monotonic()
-        onward, captured = split(states, self._captured * part.spec.hidden) if rows else (None, ())
+        width = self._captured * part.spec.hidden
+        onward, captured = split(states, width, part.dtype) if rows else (None, ())
         if pacer is not None:
             ended_s = pacer.end(dead_rows)
         return LayersDone(
@@ -254,10 +256,8 @@ class ComputeThread:
 
     def _load(self, assign: Assign) -> None:
         self.channel.begin(self._assignment_id)
-        self._try_kernels(
-            "float32", "cpu"
-        )  # all else stands on it, and on torch, which must not be imported here where that kills
-        from flowspec.model.pieces import Span
+        self._try_kernels("float32", "cpu")  # all else stands on it
+        from flowspec.model.weights import Span
 
         if not self._has_imports:
             self._has_imports = True
@@ -301,7 +301,7 @@ class ComputeThread:
         give_back()
         use_threads(self.machine.threads)
         device = find(self.machine.device).device
-        self._try_kernels(assign.dtype, str(device))
+        self._try_kernels(assign.dtype, device)
         load.check(kept, device)
         load.fetch()
         cache_bytes_max = load.check(kept, device)  # of a model of the hub all names are known now
@@ -345,12 +345,12 @@ class ComputeThread:
         return self._grammars
 
 
-def split(states: torch.Tensor, captured_width: int) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+def split(states: Array, captured_width: int, dtype: str) -> tuple[Tensor | None, tuple[Tensor, ...]]:
     """Of what a slice made of rows `[rows, width]`: what goes to the next stage, None where there is nothing;
     and of each row what was captured, by itself, which stands last and is so wide."""
     width = states.shape[1] - captured_width
-    onward = to_wire(states[:, :width]) if width else None
-    return onward, to_wire(states[:, width:]).apart() if captured_width else ()
+    onward = to_wire(states[:, :width], dtype) if width else None
+    return onward, to_wire(states[:, width:], dtype).apart() if captured_width else ()
 
 
 def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
@@ -392,21 +392,14 @@ def unexpected(error: BaseException, during: str) -> UnexpectedError:
     return UnexpectedError(f"unexpected error {during}: {what}; {advice}")
 
 
-def to_torch(tensor: Tensor, rows: tuple[int, ...]) -> torch.Tensor:
-    """The rows of a received payload as a torch tensor `[rows, width]`."""
-    import torch
-
-    from flowspec.model.kernels import DTYPES
-
-    flat = torch.frombuffer(bytearray(tensor.data), dtype=DTYPES[tensor.dtype])
-    whole = flat.view(tensor.rows, tensor.width)  # [rows, width]
+def to_array(tensor: Tensor, rows: tuple[int, ...]) -> Array:
+    """The rows of a received payload `[rows, width]`."""
+    flat = np.frombuffer(tensor.data, DTYPES[tensor.dtype])
+    whole = flat.reshape(tensor.rows, tensor.width)
     return whole if rows == tuple(range(tensor.rows)) else whole[list(rows)]
 
 
-def to_wire(states: torch.Tensor) -> Tensor:
-    """A torch tensor `[rows, width]` as it travels."""
-    import torch
-
+def to_wire(states: Array, dtype: str) -> Tensor:
+    """Rows `[rows, width]` as they travel."""
     rows, width = states.shape
-    data = states.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-    return Tensor(rows=rows, width=width, dtype=str(states.dtype).removeprefix("torch."), data=data)
+    return Tensor(rows=rows, width=width, dtype=dtype, data=states.tobytes())

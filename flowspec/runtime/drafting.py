@@ -23,7 +23,7 @@ from flowspec.model.device_errors import is_out_of_memory
 from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster_file import HEAD
-from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, WorkFailed, to_torch
+from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, WorkFailed, to_array
 from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.transport import Wake
@@ -101,7 +101,7 @@ class DraftThread:
             )
         elif isinstance(work.message, TakeFeatures):
             own = work.message
-            features = to_torch(joined(own.rows), tuple(range(len(own.nodes))))  # [nodes, hidden * captures]
+            features = to_array(joined(own.rows), tuple(range(len(own.nodes))))  # [nodes, hidden * captures]
             self.drafter.take_features(own.request, own.epoch, own.nodes, features)
         elif isinstance(work.message, CopyFeatures):
             assert isinstance(self.drafter, CopiesFeatures), "its traits say that it copies none"

@@ -30,7 +30,7 @@ SHORT_SLEEP_S = 0.0002
 SPIN_S = 0.0001
 """The last stretch of a wait only yields; short, because daemons share cores."""
 WARM_UP_JOBS = 3
-"""A process's first passes are slow (torch sets itself up); they say nothing about the machine."""
+"""A process's first passes are slow (memory comes, threads start); they say nothing about the machine."""
 JOBS_MIN = 20
 JOBS_MAX = 50
 LATE_SHARE_MAX = 0.05

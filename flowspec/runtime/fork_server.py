@@ -1,4 +1,4 @@
-"""The daemons of a local cluster: imports torch once, then forks one daemon per stage.
+"""The daemons of a local cluster: imports once what they compute with, then forks one daemon per stage.
 
 Started by `LocalCluster` with a pipe on standard input. The pipe is the lifeline: when it closes, because the
 head stopped it or died in whatever way, every daemon ends. Prints one JSON line per daemon: name, port, pid.
@@ -29,7 +29,7 @@ from flowspec.runtime.local import NO_MEMORY
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyfiles import device_keyring
 
-PRELOADED = ("torch", "transformers", "flowspec.model.slice", "flowspec.runtime.loading")
+PRELOADED = ("flowspec.model.cpu", "flowspec.model.slice", "flowspec.runtime.loading")
 
 log = logging.getLogger("flowspec")
 
@@ -39,7 +39,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, required=True)
     parser.add_argument("--device", default="cpu", help="what the daemons compute on")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--family", help="model family whose code is imported before forking")
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-file", help="append the log to this file instead of standard error")
     parser.add_argument(
@@ -69,10 +68,6 @@ def main() -> None:
             raise
         log.error("the local daemons' process: %s", error)
         sys.exit(NO_MEMORY)
-    if args.family:
-        from flowspec.model.families import FAMILIES
-
-        FAMILIES[args.family].piece("DecoderLayer")
     gc.collect()
     gc.freeze()  # keep the collector from touching, and so copying, the shared pages
     children = [_fork(index, args) for index in range(args.count)]
@@ -80,7 +75,7 @@ def main() -> None:
     os.close(1)
     failed = _await(children)
     logging.shutdown()
-    os._exit(failed)  # Python's own end would first free each of torch's objects
+    os._exit(failed)
 
 
 def _await(children: Sequence[int]) -> int:

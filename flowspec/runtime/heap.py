@@ -24,18 +24,17 @@ def share_one_heap() -> None:
 
 
 def free_cycles() -> None:
-    """Frees what nothing but reference cycles keeps, as a closed head; takes a tenth of a second with torch
-    loaded and not kept for good.
+    """Frees what nothing but reference cycles keeps, as a closed head.
 
     Python itself looks for cycles among old objects only when a quarter more of them are there, which with
-    torch's is many heads later. Only then does it also free the tuples that it holds ready for their next
-    use, up to 2,000 of each length: some 3 MiB after 2,000 answers.
+    transformers' is many heads later. Only then does it also free the tuples that it holds ready for their
+    next use, up to 2,000 of each length: some 3 MiB after 2,000 answers.
     """
     gc.collect()
 
 
 def keep_for_good() -> None:
-    """What there is now, torch above all, is not looked at for cycles any more: collections take a few
+    """What there is now is not looked at for cycles any more: collections take a few
     milliseconds, and no daemon stops for one.
 
     Never with weights among it: those of a slice that is part of a cycle would stay.

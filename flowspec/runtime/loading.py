@@ -10,26 +10,29 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-
-import torch
+from typing import TypeVar
 
 from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.model_spec import ModelSpec
-from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, cached_as
+from flowspec.core.protocol.precision import CACHE_AUTO, cached_as
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import is_gguf
-from flowspec.model.kernels import DTYPES, PACKINGS, packing_of
-from flowspec.model.pieces import KeptModules, Pieces, Span
 from flowspec.model.slice import Slice
-from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
-from flowspec.model.weights import SliceWeights, Weight, sorted_weights, weight_bytes, weights_of
+from flowspec.model.weights import (
+    SliceParts,
+    SliceWeights,
+    Span,
+    Weight,
+    sorted_weights,
+    weight_bytes,
+    weights_of,
+)
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.plan.shape import layers_held
 from flowspec.runtime.machine import Machine
@@ -41,8 +44,6 @@ from flowspec.runtime.weights.receive import HeadChannel, ask_entries, ask_word
 from flowspec.runtime.weights.rounded import StoredRounded, in_files, ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
-
-CPU = torch.device("cpu")
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -113,14 +114,14 @@ class SliceLoad:
         source = self._source = find_source(self._assign, self._span, contents, self._channel, self._places)
         return next((each for each in held if source.files is None and each.content == source.content), None)
 
-    def kept_of(self, held: Sequence[Held]) -> KeptModules | None:
-        """Of these slices the modules that the one that was found has, too: of that with the most."""
+    def kept_of(self, held: Sequence[Held]) -> SliceParts | None:
+        """Of these slices the parts that the one that was found has, too: of that with the most."""
         assert self._source is not None, "a slice is found first"
         content = self._source.content
-        found = [each.part.pieces.kept_for(self._span) for each in held if each.content.agrees_with(content)]
+        found = [each.part.kept_for(self._span) for each in held if each.content.agrees_with(content)]
         return max(found, key=lambda kept: kept.weight_bytes, default=None)
 
-    def need(self, kept: KeptModules | None, device: torch.device) -> SliceMemory:
+    def need(self, kept: SliceParts | None, device: str) -> SliceMemory:
         """The memory that it takes beside what is `kept`, as far as that is known before it is fetched."""
         assign = self._assign
         need = slice_memory(
@@ -128,8 +129,6 @@ class SliceLoad:
             self._span,
             assign.dtype,
             assign.context,
-            device,
-            assign.arithmetic,
             assign.nodes_max,
             assign.cache,
             assign.sliding_window,
@@ -141,13 +140,13 @@ class SliceLoad:
         if isinstance(self._files, HubModel):
             fetch_missing(self._files, self._span, self._places.fetcher)
 
-    def check(self, kept: KeptModules | None, device: torch.device) -> int:
+    def check(self, kept: SliceParts | None, device: str) -> int:
         """`check_memory` for it."""
         machine, need = self._machine, self.need(kept, device)
         limit_bytes, sharers = machine.memory_bytes, machine.sharers
         return check_memory(need, self._span, self._assign, device, limit_bytes, self._claims, sharers)
 
-    def load(self, kept: KeptModules | None, device: torch.device) -> tuple[Held, int]:
+    def load(self, kept: SliceParts | None, device: str) -> tuple[Held, int]:
         """The slice, what is `kept` taken over, and how many bytes of it the head sent."""
         assert self._source is not None, "a slice is found first"
         files, tell = self._files, partial(self._channel.tell, "loading")
@@ -163,7 +162,7 @@ class SliceLoad:
             self.rate = lacking_bytes / max(time.monotonic() - began_s, 1e-3)
         return Held(part, self._source.content), received_bytes
 
-    def stock(self, kept: KeptModules | None, device: torch.device) -> int:
+    def stock(self, kept: SliceParts | None, device: str) -> int:
         """Has all that `load` would read here, checked and read once; how many bytes the head sent for it."""
         files = self._files
         with self._ready(kept, device) as (received_bytes, _):
@@ -175,11 +174,9 @@ class SliceLoad:
         return received_bytes
 
     @contextlib.contextmanager
-    def _ready(
-        self, kept: KeptModules | None, device: torch.device
-    ) -> Iterator[tuple[int, StoredRounded | None]]:
+    def _ready(self, kept: SliceParts | None, device: str) -> Iterator[tuple[int, StoredRounded | None]]:
         files, assign = self._files, self._assign
-        weights = slice_weights(files, self._span, assign.dtype, device, kept, assign.arithmetic)
+        weights = slice_weights(files, self._span, assign.dtype, kept)
         try:
             with ready_weights(
                 files, weights, self._assign.dtype, self._places.store, self._channel
@@ -189,9 +186,8 @@ class SliceLoad:
             if isinstance(files, CheckedFiles):
                 files.end()
 
-    def _weights(self, kept: KeptModules | None, device: torch.device) -> tuple[Weight, ...]:
-        assign = self._assign
-        found = slice_weights(self._files, self._span, assign.dtype, device, kept, assign.arithmetic)
+    def _weights(self, kept: SliceParts | None, device: str) -> tuple[Weight, ...]:
+        found = slice_weights(self._files, self._span, self._assign.dtype, kept)
         return (*found.plain, *found.packed)
 
 
@@ -269,16 +265,25 @@ def _look_here(
     try:
         here: LocalModel | HubModel
         if ModelFiles(assign.model, may_fetch=False).folder is not None or is_gguf(assign.model):
-            here = LocalModel(assign.model, folder=places.folder, step=step)
+            here = _known(LocalModel(assign.model, folder=places.folder, step=step), assign)
             _check_fingerprint(here, assign)
         else:
-            here = _look_in_cache(
-                HubModel(assign.model, folder=places.folder, step=step), assign, span, places.fetcher
-            )
+            hub = _known(HubModel(assign.model, folder=places.folder, step=step), assign)
+            here = _look_in_cache(hub, assign, span, places.fetcher)
         _check_layers(here, assign)
         return here, None
     except FlowSpecError as error:
         return None, error
+
+
+FilesT = TypeVar("FilesT", bound=ModelFiles)
+
+
+def _known(files: FilesT, assign: Assign) -> FilesT:
+    """With the head's word for what the model computes."""
+    if assign.spec is not None:
+        files.learn_spec(assign.spec)
+    return files
 
 
 def _look_in_cache(model: HubModel, assign: Assign, span: Span, fetcher: HubFetcher | None) -> HubModel:
@@ -330,7 +335,7 @@ def offered_model(
     assign: Assign, span: Span, word: ModelDescription, channel: HeadChannel, store: WeightStore
 ) -> StoredModel:
     """The model as the head offers it, the tensors of the slice known but not there yet."""
-    model = StoredModel(assign.model, word.offer, word.names, store)
+    model = _known(StoredModel(assign.model, word.offer, word.names, store), assign)
     _check_layers(model, assign)
     for entry in ask_entries(word, _needed(model, span), channel):
         model.add(entry)
@@ -342,16 +347,11 @@ def _needed(files: ModelFiles, span: Span) -> set[str]:
 
     Nothing else is asked of these: where a head sends them, only names are known yet.
     """
-    return in_files(files, weights_of(_pieces(files, span), files.tensors()))
-
-
-def _pieces(files: ModelFiles, span: Span) -> Pieces:
-    config = files.config()
-    return Pieces.build(config, family_of(config, files.model), span)
+    return in_files(files, weights_of(files.spec, span, files.tensors()))
 
 
 def _check_layers(files: ModelFiles, assign: Assign) -> None:
-    layer_count = files.config().num_hidden_layers
+    layer_count = files.raw_config()["num_hidden_layers"]
     if layer_count != assign.layer_count:
         raise ClusterError(
             f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}"
@@ -362,13 +362,11 @@ def slice_weights(
     files: ModelFiles,
     span: Span,
     dtype: str,
-    device: torch.device,
-    kept: KeptModules | None = None,
-    arithmetic: str = "",
+    kept: SliceParts | None = None,
 ) -> SliceWeights:
     """The parameters of a slice that are not `kept`, by whether they are packed; nothing is loaded."""
-    pieces, packing = _pieces(files, span), packing_of(dtype, device, arithmetic)
-    return sorted_weights(pieces, files.tensors(), packing).within(pieces.lacking(kept))
+    found = sorted_weights(files.spec, span, files.tensors(), dtype)
+    return found if kept is None else found.without(kept.of)
 
 
 def slice_memory(
@@ -376,28 +374,24 @@ def slice_memory(
     span: Span,
     dtype: str,
     context: int,
-    device: torch.device | None = None,
-    arithmetic: str = "",
     nodes_max: int = limits.TREE_NODES_MAX,
     cache: str = CACHE_AUTO,
     window: SlidingWindow | None = None,
 ) -> SliceMemory:
-    """The memory of a slice on a device (None: on most), from file headers; nothing is loaded. A tied
-    embedding counts once per slice; caches have room for `context` tokens and `nodes_max` guesses, those of
-    layers with a sliding window as far as `window` says (None: for all).
+    """The memory of a slice, from file headers; nothing is loaded. A tied embedding counts once per slice;
+    caches have room for `context` tokens and `nodes_max` guesses, those of layers with a sliding window as
+    far as `window` says (None: for all).
 
     Raises `InputError` for another window than the model's.
     """
-    pieces = _pieces(files, span)
-    activations = DTYPES[ACTIVATIONS[dtype]]
-    packing = PACKINGS.get(dtype) if device is None else packing_of(dtype, device, arithmetic)
+    tensors = files.tensors()
     return SliceMemory(
-        weight_bytes=weight_bytes(pieces, files.tensors(), activations, packing),
-        cache_bytes=_cache_bytes(spec_of(pieces.config), span, dtype, context, nodes_max, cache, window),
+        weight_bytes=weight_bytes(sorted_weights(files.spec, span, tensors, dtype), tensors, dtype),
+        cache_bytes=_cache_bytes(files.spec, span, dtype, context, nodes_max, cache, window),
     )
 
 
-def room_beside(need: SliceMemory, kept: KeptModules | None, serving: Slice, machine: Machine) -> SliceRoom:
+def room_beside(need: SliceMemory, kept: SliceParts | None, serving: Slice, machine: Machine) -> SliceRoom:
     """Where a slice fits that takes `need` beside what is `kept` of the one that is `serving`."""
     here = accelerator_of(serving.device)
     free = here.free_bytes()
@@ -449,7 +443,7 @@ def check_memory(
     need: SliceMemory,
     span: Span,
     assign: Assign,
-    device: torch.device,
+    device: str,
     limit_bytes: int | None,
     claims: MemoryClaims,
     sharers: int = 1,

@@ -60,7 +60,6 @@ class LocalCluster:
         *,
         device: str = "cpu",
         threads: int = 1,
-        family: str | None = None,
         log_level: str = "WARNING",
         log_file: str | None = None,
         devices: Sequence[DeviceEmulation] = (),
@@ -75,8 +74,6 @@ class LocalCluster:
             f"--threads={threads}",
             f"--log-level={log_level}",
         ]
-        if family:
-            arguments.append(f"--family={family}")
         if log_file:
             arguments.append(f"--log-file={log_file}")
         if cache_dir is not None:

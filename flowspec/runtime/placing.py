@@ -9,7 +9,6 @@ from flowspec.draft.kinds import ALL, WITHOUT_TENSORS, find_drafter, model_name
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, canonical_name
-from flowspec.model.spec import spec_of
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import Decoding
@@ -80,7 +79,7 @@ def captures_of(drafters: Sequence[Drafter | PlacedDrafter]) -> tuple[int, ...]:
 def _placed(
     name: str, files: ModelFiles, device: Device, plan: ClusterPlan, decoding: Decoding
 ) -> PlacedDrafter:
-    spec = spec_of(files.config())
+    spec = files.spec
     stage = StagePlan(name=device.name, address=device.address, first=0, end=len(spec.layers))
     own = ClusterPlan(
         model=canonical_name(files.model),
@@ -91,6 +90,7 @@ def _placed(
         vocabulary=plan.vocabulary,
         drafting=Drafting(vocabulary=plan.vocabulary, coupled=decoding.coupled),
         tokens=plan.tokens,
+        spec=spec,
     )
     return PlacedDrafter(name=name, plan=own)
 

@@ -31,7 +31,6 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
 from flowspec.model.trials import prepare, shown_to
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.refusal import ModelDoesNotFitError
@@ -448,7 +447,6 @@ def _local_cluster(
         len(names),
         device=options.local_device,
         threads=options.local_threads,
-        family=raw["model_type"],
         log_level=options.log_level,
         log_file=options.log_file,
         devices=() if emulation is None else emulation.devices,
@@ -526,8 +524,7 @@ def _check_context(options: ClusterOptions, raw: dict[str, Any]) -> None:
 
 def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> ClusterPlan:
     """What is to be run, by no device yet. Raises `InputError` for a model that is not supported."""
-    family_of(config, files.model)
-    spec = spec_of(config)
+    spec = files.spec
     context = pick_context(options.context, spec.context_max)
     return ClusterPlan(
         model=canonical_name(options.model),
@@ -540,6 +537,7 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
         hidden_size=spec.hidden,
         carried=spec.carried_most,
         sliding_window=window_for(spec.windows, context, has_states=any(spec.states)),
+        spec=spec,
     )
 
 
@@ -559,7 +557,7 @@ def choose_for(
     `is_run` at once, devices that others use cannot be had."""
     assert options.cluster is not None
     config = files.config()
-    shape = shape_of(spec_of(config), files.model, files.filed_bytes, has_mtp=has_mtp(files, config))
+    shape = shape_of(files.spec, files.model, files.filed_bytes, has_mtp=has_mtp(files, config))
     placed = read_drafters(options.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
     drafter = drafter_inputs(names, placed, shape, may_fetch=decoding.may_fetch)

@@ -61,5 +61,4 @@ COMPUTE_STOP_S = 1.5
 STOP_S = 4.0
 """How long a process that was asked to stop may take before it is killed."""
 LOCAL_START_S = 180.0
-"""How long the daemons of a local cluster may take to come up; torch alone takes most of a minute from a slow
-card."""
+"""How long the daemons of a local cluster may take to come up; from a slow card that takes a while."""

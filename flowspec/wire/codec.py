@@ -268,13 +268,28 @@ def _record_reader(cls: type) -> Callable[[Any], Any]:
     return read
 
 
+def _union_reader(kinds: Sequence[Any]) -> Callable[[Any], Any]:
+    readers = [_reader(kind) for kind in kinds]
+    by_size = (
+        {len(fields(kind)): read for kind, read in zip(kinds, readers, strict=True)} if readers[1:] else {}
+    )
+
+    def read(value: Any) -> Any:
+        if value is None:
+            return None
+        chosen = by_size.get(len(value) if type(value) is list else 0, readers[0])
+        return chosen(value)
+
+    return read
+
+
 def _reader(hint: Any) -> Callable[[Any], Any]:
-    """A strict reader for one annotated type: a scalar, `tuple[T, ...]`, `tuple[T, U]`, a message record or
-    `T | None`."""
+    """A strict reader for one annotated type: a scalar, `tuple[T, ...]`, `tuple[T, U]`, a message record, or
+    None or one of these; of several records, no two have as many fields."""
+    if get_origin(hint) is typing.Literal:
+        return _scalar_reader(str)
     if get_origin(hint) in (types.UnionType, typing.Union):
-        (inner,) = (arg for arg in get_args(hint) if arg is not type(None))
-        read_inner = _reader(inner)
-        return lambda value: None if value is None else read_inner(value)
+        return _union_reader([arg for arg in get_args(hint) if arg is not type(None)])
     if get_origin(hint) is tuple:
         items = get_args(hint)
         return _tuple_reader(items[0]) if items[-1] is Ellipsis else _row_reader(items)

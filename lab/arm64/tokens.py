@@ -22,18 +22,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flowspec.bench import faithfulness
 from flowspec.bench.exactness import STOPPED, parting
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.prompts import read_prompts
-from flowspec.model.reference import Reference
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.model.trials import run_trial
+
+if TYPE_CHECKING:
+    from flowspec.model.reference import Reference
 
 PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 FIRST = "What is 17 + 25?"
@@ -127,8 +128,11 @@ class Model:
     """What plain transformers says of a difference, on this machine. Loads the model when there is one."""
 
     def __init__(self, asked: Asked, precision: str) -> None:
+        from flowspec.bench import faithfulness  # which imports torch, before transformers does without it
+
         self._asked = asked
         self._precision = precision
+        self._check = faithfulness.check
 
     def judge(self, text: str, expected: Sequence[int], found: Sequence[int]) -> tuple[str, str]:
         """The kind of the difference, and where and by what margin the answers part."""
@@ -162,13 +166,15 @@ class Model:
 
     @cached_property
     def _reference(self) -> Reference:
+        from flowspec.model.reference import Reference
+
         return Reference(self._files, self._precision)
 
     @cached_property
     def _limit(self) -> float:
         """Of a logit's difference between this machine and the plain model, in this precision."""
         whole = StepByStep.load(self._files, self._precision)
-        return faithfulness.check(self._files, self._precision, whole).limit
+        return self._check(self._files, self._precision, whole).limit
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode_chat([{"role": "user", "content": text}]))

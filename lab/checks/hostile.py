@@ -371,7 +371,7 @@ def try_everything(folder: Path, minutes: float, seed: int) -> Iterator[Attempt]
     """All attempts, one after another; the current folder becomes `folder`, where the model is, which daemons
     do not find there."""
     model = make_checkpoint(folder / "model", "llama", SMALL)
-    with LocalCluster(2, family="llama", log_level="CRITICAL", cache_dir=folder / "stores") as cluster:
+    with LocalCluster(2, log_level="CRITICAL", cache_dir=folder / "stores") as cluster:
         daemons = cluster.wait()
         os.chdir(folder)
         with contextlib.closing(Site(daemons, model, seed)) as site:

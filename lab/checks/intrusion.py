@@ -128,9 +128,7 @@ def site(folder: Path, keys_folder: Path | None) -> Iterator[Site]:
     """Daemons on loopback, with keys or without."""
     log = folder / f"{'keyed' if keys_folder else 'keyless'}.log"
     log.touch()
-    with LocalCluster(
-        STAGES, family="llama", log_level="INFO", log_file=str(log), keys=keys_folder
-    ) as cluster:
+    with LocalCluster(STAGES, log_level="INFO", log_file=str(log), keys=keys_folder) as cluster:
         yield Site(cluster, log, None if keys_folder is None else head_keyring(keys_folder))
 
 

@@ -121,8 +121,7 @@ def local_rig(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterato
     count = STAGES + drafters + (spares if fault in ("kill", "drafter") else 0)
     with contextlib.ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
-        family = files.raw_config()["model_type"]
-        local = stack.enter_context(LocalCluster(count, family=family, log_level="INFO", log_file=str(log)))
+        local = stack.enter_context(LocalCluster(count, log_level="INFO", log_file=str(log)))
         devices = [Device(name=daemon.name, address=daemon.address) for daemon in local.wait()]
         left = devices[STAGES if drafters else 0 :]
         pids = {daemon.name: daemon.pid for daemon in local.wait()}

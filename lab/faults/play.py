@@ -404,7 +404,7 @@ class Play:
             daemon.layers_max = self._rng.randint(0, self.schedule.layer_count)
 
     def _start_again(self, daemon: SimDaemon, *, is_poor: bool) -> None:
-        """Another torch, say, was installed there."""
+        """Another compiler, say, was installed there."""
         daemon.crash()
         daemon.is_poor = is_poor
         self.clock.at(self.clock.now_s + 0.01, daemon.start)

@@ -3,6 +3,7 @@ from."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from flowspec import __version__
@@ -37,6 +38,16 @@ from flowspec.core.protocol.messages import (
     SegmentPart,
     Verified,
     VerifiedPart,
+)
+from flowspec.core.protocol.model_spec import (
+    Convolution,
+    DeltaRule,
+    Dense,
+    Heads,
+    LayerSpec,
+    Mixture,
+    ModelSpec,
+    Rotary,
 )
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.weight_messages import (
@@ -99,6 +110,27 @@ _HOP = Hop(
     dead_between_layers=1,
     dead_late=0,
 )
+_KV = Heads(count=2, width=4)
+_DENSE = Dense(scale=0.5, activation="silu", neurons=8, biases=("mlp.up_proj",))
+_MIXTURE = Mixture(router="softmax", experts=4, chosen=2, neurons=8)
+_RULE = DeltaRule(key_heads=1, heads=2, key_width=4, value_width=4, length=3)
+_ATTENDING = LayerSpec(heads=4, kv=_KV, source=0, dense=_DENSE)
+_KINDS = (
+    replace(_ATTENDING, window=64),
+    replace(_ATTENDING, dense=replace(_DENSE, mixture=_MIXTURE)),
+    replace(_ATTENDING, inputs=8, window=3, dense=replace(_DENSE, mixer=Convolution(length=3))),
+    replace(_ATTENDING, inputs=_RULE.inputs, state=32, window=3, dense=replace(_DENSE, mixer=_RULE)),
+)
+_SPEC = ModelSpec(
+    family="llama",
+    hidden=8,
+    vocabulary=90,
+    context_max=512,
+    is_tied=False,
+    neurons=8,
+    rotaries=(Rotary(frequencies=(1.0, 0.5)),),
+    layers=tuple(replace(kind, source=place) for place, kind in enumerate(_KINDS * 2)),
+)
 _ASSIGN: dict[str, Any] = {
     "model": "owner/name",
     "fingerprint": _DIGEST[:32],
@@ -119,6 +151,7 @@ MESSAGES: tuple[Message, ...] = (
         next_hop="127.0.0.1:7700",
         next_name="board",
         next_ip="127.0.0.1",
+        spec=_SPEC,
     ),
     Assign(
         **_ASSIGN,
@@ -230,7 +263,7 @@ MESSAGES: tuple[Message, ...] = (
         ),
     ),
     AskArithmetics(dtype="int8"),
-    Arithmetics(dtype="bfloat16", names=("torch-bf16@avx2-torch2.13-0", "plain-bf16@avx2-torch2.13-1")),
+    Arithmetics(dtype="bfloat16", names=("pairs16", "lanes16")),
     Arithmetics(dtype="int8", names=(), trouble="int8 does not run right on cpu"),
 )
 

@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
-
 # What is inside of FlowSpec is seen through these alone.
 from flowspec.bench.checkpoints import make_checkpoint, make_variant
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -26,6 +24,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
+from flowspec.model.accelerator import use_threads
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve, LinkSpec
@@ -101,7 +100,7 @@ def _products(place: Place) -> Iterator[Observation]:
 
 def _layers(place: Place) -> Iterator[Observation]:
     """A layer whose matrices are next to nothing: one row at a time, behind some dozens of others."""
-    torch.set_num_threads(1)
+    use_threads(1)
     folder = make_variant(place.home / "layers", "llama-grouped")
     for dtype in DTYPES:
         stages = Stages(ModelFiles(str(folder)), dtype, (0, LAYERS), CACHE_AUTO)
@@ -195,7 +194,7 @@ def _own_times() -> list[list[float]]:
         "head_dim": 8,
         "max_position_embeddings": 4 * HOP_ROWS,
     }
-    with tempfile.TemporaryDirectory() as folder, LocalCluster(HOP_STAGES, family="llama") as cluster:
+    with tempfile.TemporaryDirectory() as folder, LocalCluster(HOP_STAGES) as cluster:
         make_checkpoint(Path(folder), "llama", shape)
         devices = [Device(name=daemon.name, address=daemon.address) for daemon in cluster.wait()]
         plan = ClusterPlan(

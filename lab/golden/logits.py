@@ -14,13 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
+from flowspec.model.accelerator import use_threads
 from flowspec.model.files import ModelFiles
-from flowspec.model.kernels import kernel_of
-from lab.golden.passes import CPU, Node, Path_, Sizes, Stages, StepByStep, play
+from flowspec.model.trials import run_trial
+from lab.golden.passes import Node, Path_, Sizes, Stages, StepByStep, play
 from lab.golden.place import Place, file_digest
 from lab.golden.recording import Absent, Observation
 from tests import ggufs
@@ -70,7 +69,7 @@ class Case:
 
 
 def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
-    torch.set_num_threads(1)
+    use_threads(1)
     for variant in filter(place.wants, VARIANTS):
         folder = place.home / "checkpoints" / variant
         make_variant(folder, variant)
@@ -101,24 +100,24 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
 def digests(files: ModelFiles, case: Case) -> Iterator[Observation]:
     """All digests of one model in one precision, each as often as it has a way to be computed."""
     rng = random.Random(case.name)
-    layers = files.config().get_text_config().num_hidden_layers
+    layers = len(files.spec.layers)
     tokens = tuple(rng.randrange(3, VOCABULARY_SIZE) for _ in range(LONG if case.is_long else TOKENS))
     every = LONG_EVERY if case.is_long else 1
 
     def seen(at: str, rows: Mapping[Path_, bytes]) -> Observation:
         return Observation(key=f"{case.name}/text", at=at, value=rows_value(tokens, rows, every))
 
-    yield Observation(key=f"{case.name}/arithmetic", value=kernel_of(case.dtype, CPU).arithmetic)
+    yield Observation(key=f"{case.name}/arithmetic", value=run_trial(case.dtype, "cpu").arithmetics[0])
     alone = StepByStep(files, case.dtype, layers, case.cache)
     yield seen("one by one", {tokens[:end]: alone.logits(tokens[:end]) for end in range(1, len(tokens) + 1)})
     middle = rng.randrange(1, layers)
     for cuts, threads, chunk in (((0, layers), 1, len(tokens)), ((0, middle, layers), 2, 7)):
         stages = Stages(files, case.dtype, cuts, case.cache)
-        torch.set_num_threads(threads)
+        use_threads(threads)
         yield seen(
             f"{chunk} rows at once, {len(cuts) - 1} stages, {threads} threads", text(stages, tokens, chunk)
         )
-        torch.set_num_threads(1)
+        use_threads(1)
     if not case.is_long:
         stages = Stages(files, case.dtype, (0, middle, layers), case.cache)
         found = list(play(rng, stages, requests=2, steps=4, sizes=Sizes()))

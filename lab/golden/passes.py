@@ -13,17 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
-import torch
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.core.stage.slots import SlotMap
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span
 
-CPU = torch.device("cpu")
 SLOTS = 2000
 Path_ = tuple[int, ...]
 NONE: frozenset[int] = frozenset()
@@ -55,7 +54,7 @@ class Stages:
     def __init__(self, files: ModelFiles, dtype: str, cuts: Sequence[int], cache: str) -> None:
         layers = cuts[-1]
         self.slices = [
-            Slice.load(files, Span(first=first, end=end, count=layers), dtype, CPU, cache=cache)
+            Slice.load(files, Span(first=first, end=end, count=layers), dtype, cache=cache)
             for first, end in itertools.pairwise(cuts)
         ]
         self.maps: dict[int, list[SlotMap]] = {}
@@ -87,13 +86,15 @@ class Stages:
     ) -> dict[Path_, bytes]:
         """The logits of nodes of some requests as one job; those `dying` at a stage go after its first
         layer."""
-        states: torch.Tensor | None = None
+        payload: Array | None = None
+        states: Array | None = None
         alive = list(rows)
         for stage, part in enumerate(self.slices):
             gone = dying.get(stage, frozenset())
             dead = frozenset(row for row, (request, node) in enumerate(alive) if (request, node.path) in gone)
             calls = itertools.chain([NONE], itertools.repeat(dead))
-            kept, states = part.forward(self._job(stage, alive), states, partial(next, calls))
+            kept, states = part.forward(self._job(stage, alive), payload, partial(next, calls))
+            payload = part.engine.numpy(states)
             alive = [alive[row] for row in kept]
             if not alive:
                 return {}

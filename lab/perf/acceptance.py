@@ -23,7 +23,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from flowspec.bench.config import SHIPPED_PROMPTS, prompt_path
 from flowspec.bench.drafting import open_drafting
@@ -97,7 +97,7 @@ class Walk:
     def _tell(self, positions: Sequence[int]) -> None:
         if self._drafter.captures:
             nodes = [self._nodes[at] for at in positions]
-            nothing = torch.empty((len(nodes), 0))  # which states they are is known from the path
+            nothing = np.empty((len(nodes), 0))  # which states they are is known from the path
             self._drafter.take_features(self._request, 0, nodes, nothing)
 
     def _draft(

@@ -10,24 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
-from typing import Any
 
-import torch
-from torch import nn
+import numpy as np
 
-from flowspec.bench.random_panels import random_panels
-from flowspec.core.protocol.precision import ACTIVATIONS, FILED
+from flowspec.bench.random_models import random_panels
+from flowspec.core.protocol.precision import FILED
+from flowspec.model.accelerator import use_threads
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.arithmetic.packed import FORMS
-from flowspec.model.gguf_layers import GgufLinear, Part, stay_packed
-from flowspec.model.kernels import DTYPES, kernel_of
-from flowspec.model.quantised import QuantisedLinear, quantise
-from flowspec.model.trials import run_trial
+from flowspec.model.engine import Engine, engine_of
+from flowspec.model.parts import Linear, Matrix, RowsFunction
+from flowspec.model.rounding import ROUNDINGS
 
 MATRIX_BYTES = 256 << 20
 """So many bytes of float32 are multiplied before the same matrix comes again."""
-Product = Callable[[torch.Tensor, int], Any]
-"""Of rows `[rows, in]` by the matrix of that number."""
 
 
 def main() -> None:
@@ -40,20 +36,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    use_threads(1)
     shape = args.outputs, args.inputs
     count = max(2, MATRIX_BYTES // (4 * args.outputs * args.inputs))
-    products = {dtype: _ours(dtype, shape, count) for dtype in filter(None, args.dtypes.split(","))}
-    for form in args.forms.split(","):
-        products[form] = _packed(form, shape, count)
+    products = {name: _Product(name, name, shape, count) for name in filter(None, args.dtypes.split(","))}
+    products |= {form: _Product(form, FILED, shape, count) for form in args.forms.split(",")}
     found = []
     for rows in map(int, args.rows.split(",")):
         least = dict.fromkeys(products, float("inf"))
         for turn in range(args.rounds if rows < 100 else max(3, args.rounds // 10)):
             for name, product in products.items():
-                x = torch.randn(rows, args.inputs).to(DTYPES[ACTIVATIONS.get(name, "float32")])
+                x = product.rows(rows)
                 started = time.process_time()
-                product(x, turn % count)
+                product.matrices[turn % count](x)
                 least[name] = min(least[name], time.process_time() - started)
         found.append({"rows": rows, **{name: round(1e3 * s, 3) for name, s in least.items()}})
         if not args.json:
@@ -62,49 +57,33 @@ def main() -> None:
         print(json.dumps({"inputs": args.inputs, "outputs": args.outputs, "ms": found}))
 
 
-@torch.inference_mode()
-def _ours(dtype: str, shape: tuple[int, int], count: int) -> Product:
-    """By the kernel that is used here."""
-    run_trial(dtype, "cpu")
-    kernel = kernel_of(dtype, torch.device("cpu"))
-    layers = []
-    for _ in range(count):
-        layer = nn.Linear(shape[1], shape[0], bias=False, device="meta")
-        weight = torch.randn(shape).to(DTYPES[ACTIVATIONS[dtype]])
-        if kernel.linear is None:
-            layer.weight = nn.Parameter(weight, requires_grad=False)
-        else:
-            assert issubclass(kernel.linear, QuantisedLinear), "others are not made of numbers"
-            quantise(layer, weight, kernel.linear)
-        layers.append(layer)
+class _Product:
+    """By so many matrices of a precision, or a form, as the kernels that are used here multiply by them."""
 
-    @torch.inference_mode()
-    def product(x: torch.Tensor, number: int) -> torch.Tensor:
-        layer = layers[number]
-        found: torch.Tensor = kernel.product(x, layer.weight, None) if kernel.linear is None else layer(x)
-        return found
+    def __init__(self, name: str, dtype: str, shape: tuple[int, int], count: int) -> None:
+        self._random = np.random.default_rng(0)
+        self._engine: Engine = engine_of(dtype, "cpu", "cast, scale")
+        self._inputs = shape[1]
+        self.matrices: list[RowsFunction] = []
+        for _ in range(count):
+            linear = Linear(inputs=self._inputs, matrices=(self._matrix(name, shape),))
+            self.matrices.append(self._engine.rows(self._inputs, linear=linear))
 
-    return product
+    def rows(self, count: int) -> Array:
+        return self._numbers((count, self._inputs))
 
+    def _matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        outputs, inputs = shape
+        if name in FORMS:
+            panels = random_panels(FORMS[name], outputs, inputs, self._random)
+            return self._engine.filed_matrix(name, panels, outputs)
+        weights = self._numbers(shape)
+        if name in ROUNDINGS:
+            return self._engine.rounded_matrix(name, ROUNDINGS[name].round(weights), inputs)
+        return self._engine.matrix(weights)
 
-@torch.inference_mode()
-def _packed(name: str, shape: tuple[int, int], count: int) -> Product:
-    """By the kernel that is used here, of random levels and scales."""
-    run_trial(FILED, "cpu")
-    form, (outputs, inputs) = FORMS[name], shape
-    layers = []
-    for _ in range(count):
-        panels = random_panels(form, outputs, inputs)
-        layer = nn.Linear(inputs, outputs, bias=False, device="meta")
-        stay_packed(layer, (Part(name, panels, outputs),), GgufLinear, torch.bfloat16)
-        layers.append(layer)
-
-    @torch.inference_mode()
-    def product(x: torch.Tensor, number: int) -> torch.Tensor:
-        found: torch.Tensor = layers[number](x)
-        return found
-
-    return product
+    def _numbers(self, shape: tuple[int, int]) -> Array:
+        return self._engine.cast(self._random.standard_normal(shape, np.float32))
 
 
 if __name__ == "__main__":

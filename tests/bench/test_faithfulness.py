@@ -7,10 +7,11 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import SMALL, VARIANTS, make_checkpoint, make_variant
@@ -28,8 +29,8 @@ from flowspec.bench.faithfulness import (
 from flowspec.core.protocol.precision import OF_ANY_MODEL
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.quantised import LINEARS
 from flowspec.model.reference import Reference
+from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
@@ -84,7 +85,7 @@ def test_the_model_itself_is_faithful(folders: dict[str, Path], name: str, dtype
     assert found.faults == []
     assert (found.dtype, found.text, found.tokens) == (dtype, "random tokens", TOKENS)
     assert 0 < found.typical < found.largest <= found.limit
-    assert (found.unrounded is None) == (dtype not in LINEARS)
+    assert (found.unrounded is None) == (dtype not in ROUNDINGS)
     assert found.unrounded is None or found.unrounded != found.reference, "rounding weights moves perplexity"
     assert found.report()["change"] == found.perplexity / found.reference - 1
 
@@ -128,7 +129,7 @@ def test_a_kernel_that_is_wrong_for_one_row_only_is_found(
     folder = make_variant(tmp_path, "llama-grouped")
     files, right = ModelFiles(str(folder)), Slice.logits
 
-    def garbage(self: Slice, hidden: torch.Tensor) -> F32:
+    def garbage(self: Slice, hidden: npt.NDArray[Any]) -> F32:
         logits = right(self, hidden)
         return np.roll(logits, 1, axis=1) if len(hidden) == 1 else logits
 
@@ -145,7 +146,7 @@ def test_what_logits_hide_perplexity_shows(monkeypatch: pytest.MonkeyPatch) -> N
     files, right = ModelFiles(BUNDLED), Slice.logits
     seen = sorted({token for window in read_windows(files)[1] for token in window})
 
-    def shifted(self: Slice, hidden: torch.Tensor) -> F32:
+    def shifted(self: Slice, hidden: npt.NDArray[Any]) -> F32:
         logits = right(self, hidden)
         logits[:, seen] -= 0.2
         return logits

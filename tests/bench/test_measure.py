@@ -7,18 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from flowspec.bench.fitting import fit
 from flowspec.bench.measure import (
     Effort,
     MeasuredMachine,
-    made_model,
     made_shape,
     measure_beside,
     step_count,
 )
-from flowspec.bench.random_panels import PanelFiles
+from flowspec.bench.random_models import RandomFiles
 from flowspec.cli.profile import profile_lines
 from flowspec.plan.profile import read_profile
 
@@ -26,7 +24,7 @@ EFFORT = Effort(rows=(1, 3), widths=((256, 2),), tiny=(1, 2), rounds=1)
 
 
 def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) -> None:
-    machine = MeasuredMachine(device=torch.device("cpu"), dtype="float32", packed=("int4", "gguf"))
+    machine = MeasuredMachine(device="cpu", dtype="float32", packed=("int4", "gguf"))
     steps: list[str] = []
     measured, _ = measure_beside(machine, EFFORT, {}, steps.append)
     assert len(steps) == step_count(machine, EFFORT)
@@ -55,8 +53,7 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
 
 
 def test_the_mix_is_q4_k_with_finer_values_in_every_second_layer(tmp_path: Path) -> None:
-    made_model(tmp_path, made_shape(256, 2, 256))
-    tensors = PanelFiles(str(tmp_path)).tensors()
+    tensors = RandomFiles(tmp_path, made_shape(256, 2, 256), 64).tensors()
     forms = {name.removeprefix("model.").removesuffix(".weight"): tensors.form(name) for name in tensors}
     assert forms["layers.0.self_attn.v_proj"] == "Q4_K"
     assert forms["layers.1.self_attn.v_proj"] == "Q6_K"

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from flowspec.bench import measure
 from flowspec.cli.profile import measured_machine
 from flowspec.errors import InputError
-from flowspec.model import kernels
+from flowspec.model import trials
 from flowspec.model.accelerator import CpuAccelerator
 from flowspec.plan.profile import read_profile
 from flowspec.runtime.local import LocalCluster, LocalDaemon
@@ -61,11 +60,11 @@ def test_a_quick_profile_reads_back_with_its_links(
 def test_a_packed_precision_without_a_right_kernel_is_left_out_unless_it_was_asked_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def kernel_of(dtype: str, device: torch.device) -> None:
+    def run_trial(dtype: str, device: str) -> None:
         if dtype == "int8":
             raise InputError("int8 has none")
 
-    monkeypatch.setattr(kernels, "kernel_of", kernel_of)
+    monkeypatch.setattr(trials, "run_trial", run_trial)
     machine = measured_machine(CpuAccelerator(), None)
     assert (machine.dtype, machine.packed) == ("float32", ("int4", "gguf"))
     assert "int8 is not measured: int8 has none" in capsys.readouterr().err

@@ -22,7 +22,8 @@ from flowspec.draft.eagle import EagleDrafter
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.draft.mtp_head import MtpHead
-from flowspec.draft.ranking import Ranker
+from flowspec.draft.ranking import F32, Ranker
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
 from tests.draft.assistants import make_assistant
@@ -31,7 +32,6 @@ from tests.draft.heads import make_head
 from tests.draft.mtp import make_mtp
 from tests.draft.trees import Teller, segment
 
-CPU = torch.device("cpu")
 WIDTH = 5
 HIDDEN = 64
 
@@ -46,17 +46,17 @@ class Mirror:
         self.head, self.teller = head, teller
         self.known: set[int] = set()
         ids = head.target_ids() if hasattr(head, "target_ids") else None
-        self.ranker = Ranker(VOCABULARY_SIZE, ids=None if ids is None else ids.numpy())
+        self.ranker = Ranker(VOCABULARY_SIZE, ids=ids)
 
-    def feature(self, node: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(node + 1)
-        return torch.randn(HIDDEN * len(self.head.capture), generator=generator)
+    def feature(self, node: int) -> F32:
+        rng = np.random.default_rng(node + 1)
+        return rng.standard_normal(HIDDEN * len(self.head.capture), np.float32)
 
     def tell(self, drafter: Any, nodes: list[int]) -> None:
         """The target's features of these nodes arrive."""
         new = [node for node in nodes if node not in self.known]
         if new:
-            rows = torch.stack([self.feature(node) for node in new])
+            rows = np.stack([self.feature(node) for node in new])
             drafter.take_features(self.teller.request, self.teller.epoch, new, rows)
         self.known.update(new)
 
@@ -72,11 +72,11 @@ class Mirror:
         """What is proposed when these nodes have been given."""
         raise NotImplementedError
 
-    def proposal(self, node: int, logits: torch.Tensor) -> Proposal:
+    def proposal(self, node: int, logits: F32) -> Proposal:
         """Of logits `[1, vocabulary]`."""
         teller = self.teller
         (children,) = self.ranker.best(
-            logits.numpy(), [(teller.sampling, len(teller.line(node)))], WIDTH, [teller.before(node)]
+            logits, [(teller.sampling, len(teller.line(node)))], WIDTH, [teller.before(node)]
         )
         return Proposal(
             request=teller.request,
@@ -94,13 +94,13 @@ class EagleMirror(Mirror):
 
     def __init__(self, head: EagleHead, teller: Teller) -> None:
         super().__init__(head, teller)
-        self._read: dict[int, torch.Tensor] = {}  # the feature that a node's keys stem from
-        self._predicted: dict[int, torch.Tensor] = {}
+        self._read: dict[int, Array] = {}  # the feature that a node's keys stem from
+        self._predicted: dict[int, Array] = {}
 
     def is_alike(self, node: int) -> bool:
         """With two layers only what lies below true rows: a guess is not run again when a row above it is,
         and what its second layer saw of that row is older then."""
-        has_one = isinstance(self.head, MtpHead) or self.head.config.num_hidden_layers == 1
+        has_one = isinstance(self.head, MtpHead) or len(self.head.spec.layers) == 1
         return has_one or self.teller.parents[node] in self.known
 
     def expected(self, nodes: list[int]) -> dict[int, Proposal]:
@@ -109,7 +109,7 @@ class EagleMirror(Mirror):
         for node in teller.path[1:]:  # those that are made true
             parent = teller.parents[node]
             is_known = node in self._read and parent in self.known
-            if is_known and not torch.equal(self._read[node], self._truth(parent)):
+            if is_known and not np.array_equal(self._read[node], self._truth(parent)):
                 self._run(node)
                 wanted += [node] if node == teller.root else []
         for node in nodes:
@@ -121,8 +121,8 @@ class EagleMirror(Mirror):
             if teller.parents[node] >= 0
         }
 
-    def _truth(self, node: int) -> torch.Tensor:
-        found: torch.Tensor = self.head.project(self.feature(node)[None])[0]
+    def _truth(self, node: int) -> Array:
+        found: Array = self.head.project(self.feature(node)[None])[0]
         return found
 
     def _run(self, node: int) -> None:
@@ -130,12 +130,12 @@ class EagleMirror(Mirror):
         self._read[node] = self._truth(parent) if parent in self.known else self._predicted[parent]
         line = self.teller.line(node)[1:]
         count = len(line)
-        cache, places = self.head.new_cache(count), torch.arange(1, count + 1)
-        visible = torch.ones(count, count, dtype=torch.bool).tril()
-        rows = TreeRows(cache, 0, torch.arange(count), places, places.int(), visible)
-        tokens = torch.tensor([self.teller.tokens[each] for each in line])
-        features = torch.stack([self._read[each] for each in line])
-        self._predicted[node] = self.head.run(tokens, features, places, TreeBatch([rows], 0))[-1]
+        cache, places = self.head.new_cache(count), np.arange(1, count + 1)
+        visible = np.tri(count, dtype=np.bool_)
+        rows = TreeRows(cache, 0, np.arange(count), places, places.astype(np.int32), visible)
+        tokens = np.array([self.teller.tokens[each] for each in line])
+        features = np.stack([self._read[each] for each in line])
+        self._predicted[node] = self.head.run(tokens, features, places, TreeBatch([rows]))[-1]
 
 
 class BlockMirror(Mirror):
@@ -146,8 +146,8 @@ class BlockMirror(Mirror):
         begin = next(at for at, node in enumerate(teller.path) if node not in self.known)
         cache = self.head.new_cache(begin)
         cache.reserve(begin)
-        features = torch.stack([self.feature(node) for node in teller.path[:begin]])
-        self.head.write(self.head.project(features), torch.arange(begin), cache)
+        features = np.stack([self.feature(node) for node in teller.path[:begin]])
+        self.head.write(self.head.project(features), np.arange(begin), cache)
         guesses = self.head.run([teller.tokens[teller.path[begin]]], [begin], [cache])[0]
         found = {}
         for node in nodes:
@@ -163,7 +163,7 @@ class AssistantMirror(Mirror):
 
     def __init__(self, head: AssistantHead, teller: Teller) -> None:
         super().__init__(head, teller)
-        self._predicted: dict[int, torch.Tensor] = {}
+        self._predicted: dict[int, Array] = {}
 
     def expected(self, nodes: list[int]) -> dict[int, Proposal]:
         return {node: self._expected(node) for node in nodes}
@@ -173,16 +173,16 @@ class AssistantMirror(Mirror):
         place = max(at for at in range(1, len(line)) if line[at - 1] in self.known)
         known = self.teller.path[:place]
         assert set(known) <= self.known
-        inputs = torch.stack([self.feature(each) for each in known])
+        inputs = np.stack([self.feature(each) for each in known])
         cache = self.head.new_cache(place)
         cache.reserve(place)
-        self.head.write(inputs[:, : 2 * HIDDEN], torch.arange(place), cache)
-        keys, at = torch.arange(place, dtype=torch.int32), torch.tensor([place])
-        rows = TreeRows(cache, 0, at, at, keys, torch.ones(1, place, dtype=torch.bool))
+        self.head.write(inputs[:, : 2 * HIDDEN], np.arange(place), cache)
+        keys, at = np.arange(place, dtype=np.int32), np.array([place])
+        rows = TreeRows(cache, 0, at, at, keys, np.ones((1, place), np.bool_))
         parent = line[-2]
         feature = self.feature(parent)[2 * HIDDEN :] if parent in self.known else self._predicted[parent]
-        token = torch.tensor([self.teller.tokens[node]])
-        hidden, predicted = self.head.run(token, feature[None], at, self.head.batch([rows]))
+        token = np.array([self.teller.tokens[node]])
+        hidden, predicted = self.head.run(token, feature[None], at, TreeBatch([rows]))
         self._predicted[node] = predicted[0]
         return self.proposal(node, self.head.logits(hidden))
 
@@ -198,7 +198,8 @@ class LanguageMirror(Mirror):
         found = {}
         for node in filter(self.teller.is_living, nodes):
             text = torch.tensor([self.teller.text(node)])
-            found[node] = self.proposal(node, self.head(input_ids=text, use_cache=False).logits[:, -1])
+            logits = self.head(input_ids=text, use_cache=False).logits[:, -1]
+            found[node] = self.proposal(node, logits.numpy())
         return found
 
 
@@ -214,11 +215,11 @@ class Case:
     mirror: type[Mirror]
 
     def head(self, dtype: str = "float32") -> Any:
-        return self.load(self.files, self.target, dtype, CPU)
+        return self.load(self.files, self.target, dtype, "cpu")
 
     def new_drafter(self, dtype: str = "float32", context: int | None = 300) -> Any:
         if self.drafter is LanguageModelDrafter:
-            return LanguageModelDrafter.load(self.files, dtype, CPU, context=context)
+            return LanguageModelDrafter.load(self.files, dtype, "cpu", context=context)
         return self.drafter(self.head(dtype), self.target, context=context)
 
     def new_mirror(self, number: int = 1, sampling: Sampling | None = None) -> Any:

@@ -6,8 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig, Gemma4UnifiedTextConfig
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
@@ -16,17 +18,20 @@ from flowspec.draft.assistant import AssistantDrafter
 from flowspec.draft.assistant_head import AssistantHead
 from flowspec.draft.kinds import check_drafter, find_drafter, open_drafter
 from flowspec.draft.kinds.assistant import Assistant
+from flowspec.draft.ranking import F32
 from flowspec.errors import InputError
-from flowspec.model.attention import TreeRows
+from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.spec import spec_of
 from flowspec.plan.shape import shape_of
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import DATA
-from tests.draft.mirrors import CPU, WIDTH, check, draft, grow, make_case
+from tests.draft.mirrors import WIDTH, check, draft, grow, make_case
 from tests.draft.trees import segment
 
 HIDDEN = SMALL["hidden_size"]
+OF_SOURCES = ("input_layernorm", "self_attn.k_proj", "self_attn.k_norm", "self_attn.v_proj")
+"""What of a target's layer makes its keys and values."""
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +87,13 @@ def guesses_of_transformers(folder: str, target: ModelFiles, text: torch.Tensor,
     return torch.stack(found)
 
 
-def features_of(target: ModelFiles, captures: tuple[int, ...], text: torch.Tensor) -> torch.Tensor:
+def features_of(target: ModelFiles, captures: tuple[int, ...], text: torch.Tensor) -> F32:
     """`[len(text), hidden * len(captures)]` by transformers."""
     model = AutoModelForCausalLM.from_pretrained(target.model, dtype=torch.float32).eval()
     decoder = model.model.language_model if hasattr(model.model, "language_model") else model.model
     with torch.inference_mode():
         states = decoder(text[None], output_hidden_states=True).hidden_states
-    return torch.cat([states[layer][0] for layer in captures], dim=-1)
+    return np.concatenate([states[layer][0].numpy() for layer in captures], axis=-1)
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -101,20 +106,20 @@ def test_guesses_are_those_of_the_publishers_code(name: str, ordered: bool, tmp_
     folder = make_assistant(tmp_path / "assistant", target=name.replace("-", "_"), ordered=ordered)
     text = torch.randint(0, VOCABULARY_SIZE, (37,), generator=torch.Generator().manual_seed(3))
     expected = guesses_of_transformers(str(folder), target, text, 4)
-    head = AssistantHead.load(ModelFiles(str(folder)), target, "float32", CPU)
+    head = AssistantHead.load(ModelFiles(str(folder)), target, "float32", "cpu")
     truths = features_of(target, head.capture, text[:-1])
     cache = head.new_cache(64)
     cache.reserve(len(truths))
-    head.write(truths[:, : 2 * HIDDEN], torch.arange(len(truths)), cache)
-    token, feature, place = text[-1:], truths[-1:, 2 * HIDDEN :], torch.tensor([len(text) - 1])
-    keys = torch.arange(len(truths), dtype=torch.int32)
-    for logits in expected:
+    head.write(truths[:, : 2 * HIDDEN], np.arange(len(truths)), cache)
+    token, feature, place = text[-1:].numpy(), truths[-1:, 2 * HIDDEN :], np.array([len(text) - 1])
+    keys = np.arange(len(truths), dtype=np.int32)
+    for logits in expected.numpy():
         rows = TreeRows(cache, 0, place, place, keys, keys[None] < place[:, None])
-        hidden, feature = head.run(token, feature, place, head.batch([rows]))
+        hidden, feature = head.run(token, feature, place, TreeBatch([rows]))
         found = head.logits(hidden)[0]
-        is_scored = found > torch.finfo(torch.float32).min
+        is_scored = found > np.finfo(np.float32).min
         assert int(is_scored.sum()) == (VOCABULARY_SIZE * 3 // 20 if ordered else VOCABULARY_SIZE)
-        torch.testing.assert_close(found[is_scored], logits[is_scored], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(found[is_scored], logits[is_scored], rtol=1e-4, atol=1e-4)
         token = logits.argmax()[None]
 
 
@@ -149,14 +154,17 @@ def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) 
     reckoned = kind.reckoned(shape_of(spec_of(target.config()), "target"))
     assert reckoned.shape is not None
     assert (reckoned.shape.layers, reckoned.shape.hidden) == (3, 32)
-    drafter = open_drafter(files.model, target, "bfloat16", CPU, context=100)
+    drafter = open_drafter(files.model, target, "bfloat16", "cpu", context=100)
     assert isinstance(drafter, AssistantDrafter)
     assert drafter.captures == (2, 3, 7)
     head = drafter._head
     assert head.slot_bytes == 2 * (HIDDEN + 2 * 2 * 24 + 2 * 2 * 40)
-    own = sum(each.numel() for each in head._network.parameters())
-    read = sum(each.numel() for source in head._sources for each in source.parameters())
-    assert drafter.weight_bytes == 2 * (own + read)
+    read = [f"layers.{layer}.{part}.weight" for layer in (2, 3) for part in OF_SOURCES]
+    own, of_target = (load_file(Path(each.model) / "model.safetensors") for each in (files, target))
+    numbers = [each.numel() for each in own.values() if each.is_floating_point() and each.numel() > 1]
+    numbers += [each.numel() for name, each in of_target.items() if name.endswith(tuple(read))]
+    assert len(numbers) == len(own) - 4 + len(read), "all but the tokens' order and three numbers"
+    assert drafter.weight_bytes == 2 * sum(numbers)
 
 
 @pytest.mark.parametrize(("message", "changes"), DATA["refused assistants"], ids=lambda each: str(each)[:30])
@@ -165,7 +173,7 @@ def test_what_does_not_fit_is_refused_in_a_line(
 ) -> None:
     folder = make_assistant(tmp_path / "assistant", **changes)
     with pytest.raises(InputError) as refusal:
-        open_drafter(str(folder), target, "float32", CPU, context=100)
+        open_drafter(str(folder), target, "float32", "cpu", context=100)
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -173,4 +181,4 @@ def test_what_does_not_fit_is_refused_in_a_line(
 def test_another_familys_target_is_refused(files: ModelFiles, tmp_path: Path) -> None:
     llama = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
     with pytest.raises(InputError, match="expected --model to be one, got a model of llama"):
-        open_drafter(files.model, llama, "float32", CPU, context=100)
+        open_drafter(files.model, llama, "float32", "cpu", context=100)

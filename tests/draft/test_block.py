@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,7 +18,7 @@ from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from tests.draft.blocks import BLOCK, DATA, make_block_drafter, make_dspark
-from tests.draft.mirrors import CPU, WIDTH, check, draft, grow, make_case
+from tests.draft.mirrors import WIDTH, check, draft, grow, make_case
 from tests.draft.published import attended, norm, turned
 from tests.draft.trees import segment
 
@@ -123,20 +124,20 @@ def test_a_block_is_guessed_as_published(name: str, target: ModelFiles, tmp_path
     """Also where its context came in several parts, and where another block was tried there before."""
     changes = dict(VARIANTS[name])
     folder = changes.pop("make", make_block_drafter)(tmp_path, **changes)
-    head = BlockHead.load(ModelFiles(str(folder)), target, "float32", CPU)
+    head = BlockHead.load(ModelFiles(str(folder)), target, "float32", "cpu")
     assert head.capture == ((0, 4, 8) if name.startswith("DSpark") else (2, 5, 7))
     features = features_of(23)
     published = Published(folder, Path(target.model))
     cache = head.new_cache(60)
     cache.reserve(23)
-    projected = head.project(features)
-    head.write(projected[:9], torch.arange(9), cache)
+    projected = head.project(features.numpy())
+    head.write(projected[:9], np.arange(9), cache)
     for length, first, token in ((9, 9, 17), (23, 23, 40)):
         guesses = head.run([token], [length], [cache])[0]
         before = [(53 * place + token) % VOCABULARY_SIZE for place in range(len(guesses))]
         expected = published.logits(features[:length], token, before)
-        torch.testing.assert_close(head.logits(head.after(guesses, before)), expected, rtol=1e-3, atol=1e-4)
-        head.write(projected[first:], torch.arange(first, 23), cache)
+        np.testing.assert_allclose(head.logits(head.after(guesses, before)), expected, rtol=1e-3, atol=1e-4)
+        head.write(projected[first:], np.arange(first, 23), cache)
 
 
 # ------------------------------------------------------------------------------------------- as a drafter
@@ -177,6 +178,6 @@ def test_what_does_not_fit_is_refused_in_a_line(
     make = make_dspark if changes.pop("is_dspark", False) else make_block_drafter
     folder = make(tmp_path / "block", **changes)
     with pytest.raises(InputError) as refusal:
-        open_drafter(str(folder), target, "float32", CPU, context=100)
+        open_drafter(str(folder), target, "float32", "cpu", context=100)
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.protocol.messages import Release, Sampling
@@ -113,7 +113,7 @@ def test_a_drafter_that_overflows_says_so(case: Case) -> None:
     teller = Teller(1, Sampling())
     teller.begin([5, 6])
     width = 64 * len(drafter.captures)
-    drafter.take_features(1, 0, [0], torch.full((1, width), float("inf")))
+    drafter.take_features(1, 0, [0], np.full((1, width), np.inf, np.float32))
     with pytest.raises(ClusterError, match="float16"):
         drafter.draft(segment(teller.part([teller.root], committed=[0])), WIDTH)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -18,10 +19,11 @@ from flowspec.draft.eagle_files import is_eagle
 from flowspec.draft.eagle_head import EagleHead
 from flowspec.draft.kinds import check_drafter, find_drafter
 from flowspec.draft.kinds.eagle import Eagle
+from flowspec.draft.ranking import F32
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span
 from tests.draft.heads import DATA, DRAFT_VOCABULARY, HIDDEN, LAYOUTS, VOCABULARY, make_head
 from tests.draft.mirrors import WIDTH, Case, check, make_case
 from tests.draft.trees import chain_batch, segment
@@ -56,7 +58,7 @@ def test_a_chain_of_guesses_that_grew_too_long_is_made_again_from_the_truth(
         found = drafter.draft(segment(teller.part(sorted(new))), WIDTH)
         again = sorted([*guesses[4:-1], beside]) if number == 3 else []
         expected = mirror.expected([*again, *sorted(new)])
-        if again or not mirror.head.config.num_hidden_layers > 1:  # else as in the test of random trees
+        if again or not len(mirror.head.spec.layers) > 1:  # else as in the test of random trees
             check(mirror, found, expected)
         assert {each.node for each in found} == {node, *again, *new}
 
@@ -103,19 +105,18 @@ def test_nothing_is_kept_that_is_not_needed(case: Case) -> None:
     mirror.tell(drafter, [new])  # a feature of the new turn, before the drafter knows of it
     drafter.draft(segment(teller.part([new])), WIDTH)
     assert sorted(drafter._truths[1]) == [*teller.path[:3], new]
-    drafter.take_features(1, 0, [999], torch.zeros(1, mirror.head.feature_width))  # of the turn before
+    nothing = np.zeros((1, mirror.head.feature_width), np.float32)
+    drafter.take_features(1, 0, [999], nothing)  # of the turn before
     assert 999 not in drafter._truths[1]
     drafter.release(Release(request=1))
-    drafter.take_features(1, 1, [999], torch.zeros(1, mirror.head.feature_width))
+    drafter.take_features(1, 1, [999], nothing)
     assert (drafter._requests, drafter._truths) == ({}, {})
     many = drafter._truths_max + 50
-    drafter.take_features(2, 0, range(many), torch.zeros(many, mirror.head.feature_width))
+    drafter.take_features(2, 0, range(many), nothing.repeat(many, 0))
     assert list(drafter._truths[2]) == list(range(50, many))
 
 
 # ---------------------------------------------------------------------------------------------------- layouts
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +157,7 @@ def test_a_head_computes_what_its_publisher_does(
     if tied:
         pickled(tmp_path / "head")
     assert is_eagle(files)
-    head = EagleHead.load(files, target, "float32", CPU)
+    head = EagleHead.load(files, target, "float32", "cpu")
     kind = "eagle" if means.is_first else "eagle3"
     assert (head.kind, head.capture, head.hidden_size) == (kind, layout.captures, layout.width)
     assert head.feature_width == HIDDEN * len(layout.captures)
@@ -169,17 +170,17 @@ def test_a_head_computes_what_its_publisher_does(
     lm_head = w.get("lm_head.weight", lm_head)
     if "draft_vocab_size" in layout.config and not layout.has_lm_head and layout.has_own_embedding:
         lm_head = embedding
-    feature = head.project(torch.cat(captured, dim=-1))
+    feature = head.project(torch.cat(captured, dim=-1).numpy())
     expected = means.project(w, captured)
-    torch.testing.assert_close(feature, expected, atol=2e-5, rtol=1e-5)
+    np.testing.assert_allclose(feature, expected, atol=2e-5, rtol=1e-5)
     for _ in range(2):  # the second time from the head's own features, as for guesses
         expected = means.run(w, embedding[tokens], expected)
         batch, positions = chain_batch(head.new_cache(64), 0, rows)
-        feature = head.run(tokens, feature, positions, batch)
-        torch.testing.assert_close(feature, expected, atol=2e-4, rtol=1e-5)
+        feature = head.run(tokens.numpy(), feature, positions, batch)
+        np.testing.assert_allclose(feature, expected, atol=2e-4, rtol=1e-5)
         found = head.logits(feature)
-        torch.testing.assert_close(found, means.logits(w, expected, lm_head), atol=2e-4, rtol=1e-5)
-        assert found.dtype == torch.float32
+        np.testing.assert_allclose(found, means.logits(w, expected, lm_head), atol=2e-4, rtol=1e-5)
+        assert found.dtype == np.float32
     ids = head.target_ids()
     kept = [3 * each + 1 for each in range(DRAFT_VOCABULARY)] if layout.has_lm_head else None
     assert (None if ids is None else ids.tolist()) == kept
@@ -204,20 +205,42 @@ def test_a_folder_of_either_kind_of_file_is_found_by_its_name(tmp_path: Path) ->
     ("variant", "finish"),
     [
         ("granite", lambda logits: logits / 1.7),
-        ("gemma2", lambda logits: 6 * torch.tanh(logits / 6)),
+        ("gemma2", lambda logits: 6 * np.tanh(logits / 6)),
         ("gemma3", lambda logits: logits),
     ],
 )
 def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
-    variant: str, finish: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path
+    variant: str, finish: Callable[[F32], F32], tmp_path: Path
 ) -> None:
     target = ModelFiles(str(make_variant(tmp_path / "target", variant)))
-    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head"))), target, "float32", CPU)
+    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head"))), target, "float32", "cpu")
     count = target.config().num_hidden_layers
-    last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", CPU)
-    assert last.pieces.lm_head is not None
-    hidden = torch.randn((5, head.hidden_size), generator=torch.Generator().manual_seed(2))
-    torch.testing.assert_close(head.logits(hidden), finish(last.pieces.lm_head(hidden)))
+    last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", "cpu")
+    hidden = np.random.default_rng(2).standard_normal((5, head.hidden_size), np.float32)
+    lm_head = last.engine.rows(head.hidden_size, linear=last.parts.lm_head)
+    np.testing.assert_allclose(head.logits(hidden), finish(lm_head(hidden)), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("layout", ["eagle", "safeailab"])
+def test_neither_the_kind_of_file_nor_a_targets_experts_change_a_head(
+    layout: str, targets: dict[bool, ModelFiles], tmp_path: Path
+) -> None:
+    tensors = {name: each.bfloat16() for name, each in LAYOUTS[layout].tensors().items()}
+    heads = []
+    for name, config in (("safetensors", {}), ("bin", {}), ("experts", {"num_experts": 8})):
+        files = LAYOUTS[layout].write(tmp_path / name, tensors, **config)
+        if name == "bin":
+            pickled(tmp_path / name)
+        heads.append(EagleHead.load(files, targets[False], "bfloat16", "cpu"))
+    rng, found = np.random.default_rng(4), []
+    tokens = rng.integers(VOCABULARY, size=9)
+    features = rng.standard_normal((9, heads[0].feature_width), np.float32)
+    for head in heads:
+        batch, positions = chain_batch(head.new_cache(64), 0, 9)
+        found.append(head.logits(head.run(tokens, head.project(features), positions, batch)))
+    assert np.isfinite(found[0]).all()
+    assert np.array_equal(found[0], found[1])
+    assert np.array_equal(found[0], found[2])
 
 
 def test_weights_are_counted_once_and_the_whole_vocabulary_needs_no_ids(
@@ -226,7 +249,7 @@ def test_weights_are_counted_once_and_the_whole_vocabulary_needs_no_ids(
     layout = LAYOUTS["eagle"]
     files = layout.write(tmp_path / "head")
     own = sum(tensor.numel() for tensor in layout.tensors().values())
-    sizes = [EagleHead.load(files, targets[tied], "bfloat16", CPU).weight_bytes for tied in (False, True)]
+    sizes = [EagleHead.load(files, targets[tied], "bfloat16", "cpu").weight_bytes for tied in (False, True)]
     assert sizes == [2 * (own + 2 * VOCABULARY * HIDDEN), 2 * (own + VOCABULARY * HIDDEN)]
     layout = LAYOUTS["safeailab"]
     whole = {**layout.tensors(), "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
@@ -235,11 +258,11 @@ def test_weights_are_counted_once_and_the_whole_vocabulary_needs_no_ids(
     tensors = {name: each for name, each in load_file(path).items() if name != "d2t"}
     for more in ({}, {"d2t": torch.zeros(VOCABULARY, dtype=torch.long)}):
         save_file({**tensors, **more}, path)
-        assert EagleHead.load(files, targets[False], "float32", CPU).target_ids() is None
+        assert EagleHead.load(files, targets[False], "float32", "cpu").target_ids() is None
 
 
 def test_what_is_no_eagle_head(tmp_path: Path) -> None:
-    head = EagleHead.load(ModelFiles(str(bundled_folder("eagle"))), ModelFiles("bundled"), "float32", CPU)
+    head = EagleHead.load(ModelFiles(str(bundled_folder("eagle"))), ModelFiles("bundled"), "float32", "cpu")
     assert (head.kind, head.capture, head.feature_width) == ("eagle", (8,), 320)
     assert not is_eagle(ModelFiles("bundled"))
     layout, ones = LAYOUTS["modelopt"], torch.ones(HIDDEN)
@@ -286,5 +309,5 @@ def test_what_is_not_computed_is_refused_in_one_line(
             tensors[name] = torch.full(each["shape"], each.get("fill", 1), dtype=dtype)
     save_file(tensors, path)
     with pytest.raises(InputError, match=row["says"]) as caught:
-        EagleHead.load(written, targets[False], "float32", CPU)
+        EagleHead.load(written, targets[False], "float32", "cpu")
     assert "\n" not in str(caught.value)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
@@ -30,6 +29,7 @@ from flowspec.draft.kinds.base import TextKind
 from flowspec.draft.kinds.language import LanguageKind
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
+from flowspec.model.accelerator import has_driver
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.spec import spec_of
 from flowspec.plan.shape import eagle_shape, find_shape, mtp_shape, shape_of
@@ -37,8 +37,6 @@ from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_block_drafter
 from tests.draft.heads import make_head
 from tests.ggufs import convert
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +54,7 @@ def write_tokenizer(folder: Path, vocabulary: Any) -> None:
 
 def refused(name: str, target: ModelFiles, match: str) -> str:
     with pytest.raises(InputError, match=match) as caught:
-        open_drafter(name, target, "float32", CPU, context=100)
+        open_drafter(name, target, "float32", "cpu", context=100)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -85,13 +83,13 @@ def test_a_kind_without_a_cache_proposes_by_the_text(kind: type[TextKind]) -> No
 
 
 def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) -> None:
-    drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), "bfloat16", CPU, context=500)
+    drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), "bfloat16", "cpu", context=500)
     assert drafter is not None
     assert isinstance(drafter, LanguageModelDrafter)
     assert drafter.context == 500
     assert drafter.weight_bytes == 2 * 1_672_128
     by_folder = open_drafter(
-        str(bundled_folder("draft-math")), ModelFiles(BUNDLED), "float32", CPU, context=5000
+        str(bundled_folder("draft-math")), ModelFiles(BUNDLED), "float32", "cpu", context=5000
     )
     assert by_folder is not None
     assert (by_folder.context, by_folder.weight_bytes) == (1024, 4 * 1_672_128)
@@ -158,7 +156,7 @@ def test_vocabularies_are_compared_whatever_files_they_come_in(tmp_path: Path) -
     )
     other = convert(checkpoint, tmp_path / "other.gguf", metadata=stated([*named[:17], "x", *named[18:]], 10))
     for drafter, model in ((one, folder), (one, two)):
-        assert open_drafter(str(drafter), ModelFiles(str(model)), "float32", CPU, context=100) is not None
+        assert open_drafter(str(drafter), ModelFiles(str(model)), "float32", "cpu", context=100) is not None
     for model in (folder, two):
         refused(str(other), ModelFiles(str(model)), "expected 't17' as id 17, got 'x'")
     less = convert(checkpoint, tmp_path / "less.gguf", metadata=stated(named[:200], 0))
@@ -192,6 +190,20 @@ def test_what_has_no_tensors_needs_no_torch() -> None:
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
         == "[]\n"
     )
+
+
+@pytest.mark.skipif(has_driver(), reason="torch is imported for the GPU")
+def test_what_has_tensors_is_loaded_without_torch() -> None:
+    code = (
+        "import sys; from flowspec.draft.kinds import open_drafter; "
+        "from flowspec.model.files import ModelFiles; target = ModelFiles('bundled'); "
+        "names = ('bundled', 'eagle', 'eagle3', 'block'); "
+        "[open_drafter(name, target, 'bfloat16', context=90) for name in names]; "
+        "is_class = lambda name: name.startswith('transformers.models.') and '.modeling_' in name; "
+        "print([name for name in sys.modules if name == 'torch' or is_class(name)])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"
 
 
 def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:

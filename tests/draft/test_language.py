@@ -16,7 +16,7 @@ from flowspec.draft.language import LanguageModelDrafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import ClusterError, PeerError
 from flowspec.model.files import ModelFiles
-from tests.draft.mirrors import CPU, Case, LanguageMirror, draft, make_case
+from tests.draft.mirrors import Case, LanguageMirror, draft, make_case
 from tests.draft.trees import Teller, segment
 
 
@@ -26,7 +26,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 
 def load(files: ModelFiles, dtype: str = "float32", **options: object) -> LanguageModelDrafter:
-    return LanguageModelDrafter.load(files, dtype, CPU, **options)  # type: ignore[arg-type]
+    return LanguageModelDrafter.load(files, dtype, "cpu", **options)  # type: ignore[arg-type]
 
 
 def test_a_prompt_in_chunks_and_the_other_way_of_ranking(case: Case) -> None:

@@ -20,7 +20,9 @@ from flowspec.core.protocol.messages import Proposal, Sampling
 from flowspec.draft.eagle import EagleDrafter
 from flowspec.draft.mtp_files import has_mtp
 from flowspec.draft.mtp_head import MtpHead
+from flowspec.draft.ranking import F32
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.files import ModelFiles
 from flowspec.model.spec import spec_of
 from flowspec.plan.memory import drafter_memory
@@ -30,7 +32,7 @@ from tests.draft.blocks import DATA
 from tests.draft.mtp import SHARDS, VARIANTS, Published, make_mtp, read, write
 from tests.draft.trees import Teller, chain_batch, segment
 from tests.ggufs import convert as convert_to_gguf
-from tests.model.slices import CPU, load_stages, pipeline
+from tests.model.slices import load_stages, pipeline
 from tests.pipeline import ask
 from tests.prequantised import convert
 
@@ -49,23 +51,27 @@ NAMES = (*VARIANTS, "qwen3.5-tied", "glm4-moe-own")
 
 
 def load(folder: Path, dtype: str = "float32") -> MtpHead:
-    return MtpHead.load(ModelFiles(str(folder)), dtype, CPU)
+    return MtpHead.load(ModelFiles(str(folder)), dtype, "cpu")
 
 
-def run(head: MtpHead, tokens: torch.Tensor, features: torch.Tensor, *ends: int) -> torch.Tensor:
+def run(head: MtpHead, tokens: I64, features: Array, *ends: int) -> Array:
     """Predicted features of a chain, in jobs that end with these rows."""
     cache, first, found = head.new_cache(64), 0, []
     for end in ends or (len(tokens),):
         batch, positions = chain_batch(cache, first, end)
         found.append(head.run(tokens[first:end], features[first:end], positions, batch))
         first = end
-    return torch.cat(found)
+    return np.concatenate(found)
 
 
-def some_input(rows: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    tokens = torch.randint(0, VOCABULARY_SIZE, (rows,), generator=generator)
-    return tokens, torch.randn(rows, HIDDEN, generator=generator)
+def some_input(rows: int = 9) -> tuple[I64, F32]:
+    rng = np.random.default_rng(3)
+    return rng.integers(VOCABULARY_SIZE, size=rows), rng.standard_normal((rows, HIDDEN), np.float32)
+
+
+def published_of(folder: Path, tokens: I64, features: F32) -> tuple[F32, F32]:
+    predicted, logits = Published(folder)(torch.from_numpy(tokens), torch.from_numpy(features))
+    return predicted.numpy(), logits.numpy()
 
 
 # --------------------------------------------------------------------------------------------------- parity
@@ -73,18 +79,19 @@ def some_input(rows: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
 
 def check(head: MtpHead, folder: Path) -> None:
     tokens, features = some_input()
-    expected, logits = Published(folder)(tokens, features)
+    expected, logits = published_of(folder, tokens, features)
     found = run(head, tokens, head.project(features))
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(head.logits(found), logits, atol=2e-5, rtol=1e-5)
-    assert head.logits(found).dtype == torch.float32
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=1e-5)
+    np.testing.assert_allclose(head.logits(found), logits, atol=2e-5, rtol=1e-5)
+    assert head.logits(found).dtype == np.float32
 
 
 def off(head: MtpHead, folder: Path) -> float:
     """How far its logits are from those of the published code, as a share of what these differ by."""
     tokens, features = some_input()
-    _, expected = Published(folder)(tokens, features)
-    return float((head.logits(run(head, tokens, features)) - expected).std() / expected.std())
+    _, expected = published_of(folder, tokens, features)
+    found = head.logits(run(head, tokens, head.project(features)))
+    return float((found - expected).std() / expected.std())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,13 +111,13 @@ def test_a_layer_in_a_gguf_file_is_that_of_the_checkpoint(
     files, whole = ModelFiles(str(path)), ModelFiles(str(folders[name])).config()
     assert files.config().num_hidden_layers == whole.num_hidden_layers
     assert has_mtp(files, files.config())
-    head = MtpHead.load(files, "float32", CPU)
+    head = MtpHead.load(files, "float32", "cpu")
     check(head, folders[name])
 
 
 def test_a_layer_in_a_gguf_file_stays_packed(folders: dict[str, Path], tmp_path: Path) -> None:
     path = convert_to_gguf(folders["glm4-moe-own"], tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
-    head = MtpHead.load(ModelFiles(str(path)), "gguf", CPU)
+    head = MtpHead.load(ModelFiles(str(path)), "gguf", "cpu")
     assert off(head, folders["glm4-moe-own"]) < 0.06
     assert head.weight_bytes < load(folders["glm4-moe-own"], "bfloat16").weight_bytes * 0.6
 
@@ -125,7 +132,7 @@ def test_what_a_gguf_file_has_too_much_or_too_little_of_is_refused(
     ):
         path = convert_to_gguf(folders["qwen3.5-text"], tmp_path / "m.gguf", **given)
         with pytest.raises(InputError, match=re.escape(expected)) as caught:
-            MtpHead.load(ModelFiles(str(path)), "float32", CPU)
+            MtpHead.load(ModelFiles(str(path)), "float32", "cpu")
         assert "\n" not in str(caught.value)
     unsaid = {"qwen35.block_count": 7, "qwen35.nextn_predict_layers": 0}
     path = convert_to_gguf(folders["qwen3.5-text"], tmp_path / "m.gguf", metadata=unsaid)
@@ -137,11 +144,12 @@ def test_what_a_gguf_file_has_too_much_or_too_little_of_is_refused(
 def test_the_bits_of_a_row_do_not_depend_on_what_runs_beside_it(dtype: str, folders: dict[str, Path]) -> None:
     for name in ("qwen3.5", "glm4-moe"):
         head, (tokens, features) = load(folders[name], dtype), some_input()
-        together = run(head, tokens, features)
-        alone = run(head, tokens, features, *range(1, 10))
-        assert torch.equal(together, alone)
-        assert torch.equal(head.logits(together)[4], head.logits(together[4:5])[0])
-        assert head.dtype == (torch.float32 if dtype == "float32" else torch.bfloat16)
+        given = head.project(features)
+        together = run(head, tokens, given)
+        alone = run(head, tokens, given, *range(1, 10))
+        assert np.array_equal(together, alone)
+        assert np.array_equal(head.logits(together)[4], head.logits(together[4:5])[0])
+        assert head.engine.dtype == ("float32" if dtype == "float32" else "bfloat16")
 
 
 def test_packed_layers_are_near_the_published_code(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -188,7 +196,7 @@ def test_guesses_over_a_text_are_those_of_the_published_code(name: str, folders:
     slices = load_stages(folders[name], 3)
     for part in slices:
         part.captures = drafter.captures
-    features: dict[int, torch.Tensor] = {}
+    features: dict[int, Array] = {}
     stages = pipeline(slices, HeadCore(context=200, stage_count=3))
     read_features(stages, features, text)
     teller = Teller(1, Sampling())
@@ -214,7 +222,7 @@ def test_guesses_over_a_text_are_those_of_the_published_code(name: str, folders:
     assert files.config().num_hidden_layers == drafter.captures[0]
 
 
-def read_features(stages: Any, features: dict[int, torch.Tensor], text: list[int]) -> None:
+def read_features(stages: Any, features: dict[int, Array], text: list[int]) -> None:
     """The last stage's features of a text, by position."""
     inner = stages.run_layers
 
@@ -239,7 +247,7 @@ def test_no_tensor_of_the_models_layers_is_read(folders: dict[str, Path], tmp_pa
     ends, mtp = (load_file(tmp_path / shard) for shard in SHARDS[1:])
     own = sum(values.numel() for values in mtp.values())
     both = sum(values.numel() for name, values in ends.items() if "embed_tokens" in name or "lm_head" in name)
-    assert MtpHead.load(files, "float32", CPU).weight_bytes == 4 * (own + both)
+    assert MtpHead.load(files, "float32", "cpu").weight_bytes == 4 * (own + both)
     shape = shape_of(spec_of(files.config()), "m", has_mtp=True)
     planned = drafter_memory(mtp_shape(shape), "float32", context=100, users=1)
     assert 0.99 < planned.weight_bytes / (4 * (own + both)) <= 1, "all but norms"

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.core.text_before import TextBefore
+from flowspec.model.arithmetic.arrays import I64
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
@@ -120,9 +120,9 @@ def segment(*parts: SegmentPart) -> Segment:
     return Segment(segment=0, parts=parts)
 
 
-def chain_batch(cache: TreeCache, first: int, end: int) -> tuple[TreeBatch, torch.Tensor]:
+def chain_batch(cache: TreeCache, first: int, end: int) -> tuple[TreeBatch, I64]:
     """Rows of a chain, in slots of the same numbers, and their positions."""
-    places, visible = torch.arange(end), torch.ones(end, end, dtype=torch.bool).tril()
+    places, visible = np.arange(end), np.tri(end, dtype=np.bool_)
     own = slice(first, end)
-    rows = TreeRows(cache, 0, places[own], places[own], places.int(), visible[own])
-    return TreeBatch([rows], 0), places[own]
+    rows = TreeRows(cache, 0, places[own], places[own], places.astype(np.int32), visible[own])
+    return TreeBatch([rows]), places[own]

@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.model.arithmetic import build, compiled_torch
-from flowspec.model.arithmetic.compiled_torch import TensorLibrary
+from flowspec.model.arithmetic import build, compiled
+from flowspec.model.arithmetic.compiled import Library
 
 
 @pytest.fixture(scope="module", autouse=True)
-def library() -> Iterator[TensorLibrary]:
+def library() -> Iterator[Library]:
     """What is built of `canonical.c`, which a module's tests use."""
     before = build.allowed()
     build.allow(build.build())
-    found = compiled_torch.library()
+    found = compiled.library()
     assert found is not None, "the suite needs a C compiler, and that it ends in time"
     yield found
     build.allow(before)

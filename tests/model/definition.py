@@ -1,20 +1,25 @@
-"""What `flowspec.model.arithmetic.cases` give by the definition: `python -m tests.model.definition` prints
-all hashes, as `golden.json` has them. Shares no kernel with what is tried."""
+"""What parts of layers, and `flowspec.model.arithmetic.cases`, give by the definition: `python -m
+tests.model.definition` prints the hashes of all cases, as `golden.json` has them. Shares no kernel with what
+is tried."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from flowspec.core.protocol.model_spec import LayerSpec, Norm
 from flowspec.model.arithmetic import cases, plain
-from flowspec.model.arithmetic.cases import Case, Weights
-from flowspec.model.arithmetic.packed import FORMS
-from flowspec.model.program import Linear, NormPart, Numbers, RouterPart, Stack
+from flowspec.model.arithmetic.arrays import Array, cast, namespace
+from flowspec.model.arithmetic.cases import Case
+from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL
+from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, RouterPart, Stack, Table
+
+Product = Callable[[Array, Array], Array]
 
 
 def tensor(x: np.ndarray) -> torch.Tensor:
@@ -28,69 +33,98 @@ def array(x: torch.Tensor) -> np.ndarray:
     return found
 
 
-def multiplied(rows: torch.Tensor, of: Linear, bias: torch.Tensor | None = None) -> torch.Tensor:
-    own: Weights = of.held
-    if own.how in FORMS:
-        found = plain.packed_product(rows.float(), FORMS[own.how], tensor(own.weights), own.outputs)
-    elif own.scales is not None:
-        scales = tensor(own.scales[: own.outputs])
-        found = plain.digits_product(rows.float(), tensor(own.weights), scales)
-    else:
-        product = plain.pairs_product if own.how == "pairs" else plain.lanes_product
-        found = product(rows, tensor(own.weights))
-    bias = bias if of.bias is None else tensor(of.bias.held)
-    return (found if bias is None else found + bias.float()).to(rows.dtype)
+def _like(x: Array, given: np.ndarray) -> Array:
+    """An array, of the library that x is of: numpy has no numbers of bfloat16."""
+    return given if isinstance(x, np.ndarray) else tensor(given)
 
 
-def normed(rows: torch.Tensor, of: NormPart, how: Any) -> torch.Tensor:
-    return plain.norm(rows, tensor(of.weights.held), of.eps, how)
+def _levels(panels: np.ndarray, outputs: int, inputs: int) -> np.ndarray:
+    """What `packed.int8_panels` was given."""
+    blocks = (panels ^ 128).view(np.int8).reshape(len(panels), -1, GROUP // 4, PANEL, 4)
+    return np.moveaxis(blocks, 3, 1).reshape(len(panels) * PANEL, -1)[:outputs, :inputs]
 
 
-def routed(rows: torch.Tensor, of: RouterPart, router: str) -> torch.Tensor:
+def _times(rows: Array, matrix: Matrix, product: Product) -> Array:
+    wide = cast(rows, "float32")
+    if isinstance(matrix, Packed):
+        return plain.packed_product(wide, FORMS[matrix.form], _like(rows, matrix.panels), matrix.outputs)
+    if isinstance(matrix, Digits):
+        levels = _levels(matrix.panels, matrix.outputs, rows.shape[1])
+        return plain.digits_product(wide, _like(rows, levels), _like(rows, matrix.scales[: matrix.outputs]))
+    return product(rows, _like(rows, matrix.weights))
+
+
+def multiplied(rows: Array, of: Linear, product: Product, bias: np.ndarray | None = None) -> Array:
+    """By a linear layer, or one of experts with a `bias`, rounded once."""
+    given, bias = rows if of.order is None else rows[:, of.order], of.bias if bias is None else bias
+    found = namespace(rows).concatenate([_times(given, matrix, product) for matrix in of.matrices], 1)
+    return cast(found if bias is None else found + cast(_like(rows, bias), "float32"), rows.dtype)
+
+
+def normed(rows: Array, of: NormPart, how: Norm) -> Array:
+    return plain.norm(rows, _like(rows, of.weights), of.eps, how)
+
+
+def routed(rows: Array, of: RouterPart, router: str) -> Array:
+    dtype = rows.dtype
     if of.norm is not None:
-        rows = (normed(rows, of.norm, "cast, scale").float() * of.factor).to(rows.dtype)
-    found = plain.product(rows.float(), tensor(of.weights.held).float())
-    found = found if of.bias is None else found + tensor(of.bias.held).float()
-    return found if router == "sigmoid" else found.to(rows.dtype)
+        rows = cast(cast(normed(rows, of.norm, "cast, scale"), "float32") * np.float32(of.factor), dtype)
+    found = plain.product(cast(rows, "float32"), cast(_like(rows, of.weights), "float32"))
+    found = found if of.bias is None else found + cast(_like(rows, of.bias), "float32")
+    return found if router == "sigmoid" else cast(found, dtype)
+
+
+def parts_of(parts: Parts, spec: LayerSpec, how: Norm, rows: Array, product: Product) -> plain.Parts:
+    """As the definition has a layer's parts, for such `rows`; `product` is that of plain matrices."""
+    dense = spec.dense
+    assert dense is not None
+    products, norms, vectors, experts = dict[str, Any](), dict[str, Any](), dict[str, Any](), list[Any]()
+    for name, each in parts.items():
+        leaf = name if name == "layer_input.norm" else name[name.rfind(".") + 1 :]
+        if isinstance(each, Linear):
+            products[leaf] = partial(multiplied, of=each, product=product)
+        elif isinstance(each, NormPart):
+            own: Norm = "cast, scale" if name == "linear_attn.norm" else how
+            norms[leaf] = partial(normed, of=each, how=own)
+        elif isinstance(each, RouterPart):
+            assert dense.mixture is not None
+            products["gate"] = partial(routed, of=each, router=dense.mixture.router)
+            more = {"e_score_correction_bias": each.correction, "per_expert_scale": each.scales}
+            vectors |= {name: _like(rows, given) for name, given in more.items() if given is not None}
+        elif isinstance(each, Stack):
+            biases = [None] * len(each.linears) if each.bias is None else each.bias
+            for place, (linear, bias) in enumerate(zip(each.linears, biases, strict=True)):
+                experts += [{}] * (place == len(experts))
+                own_product = partial(multiplied, of=linear, product=product, bias=bias)
+                experts[place] = {**experts[place], leaf: own_product}
+        elif isinstance(each, np.ndarray):
+            vectors[{"taps": "conv", "bias": "conv.bias"}.get(leaf, leaf)] = _like(rows, each)
+        elif isinstance(each, float):
+            vectors[leaf] = each
+    vectors["conv"] = vectors["conv"].T if "conv" in vectors else None
+    if "rates" in vectors:
+        half = len(vectors["rates"]) // 2
+        vectors |= {"fading": vectors["rates"][:half], "dt_bias": vectors["rates"][half:]}
+    return plain.Parts(products=products, norms=norms, vectors=vectors, experts=experts)
+
+
+def token_of(parts: Parts, embedding: Array, tokens: np.ndarray) -> plain.Token:
+    """What a layer is told of tokens with these embeddings."""
+    table = parts.get("layer_input.table")
+    if not isinstance(table, Table):
+        return plain.Token(embedding)
+    return plain.Token(embedding, _like(embedding, table.matrix.weights[tokens]), table.factor)
 
 
 def defined(case: Case, rows: int) -> str:
     """The digest of a case."""
-    given, spec, dense = cases.given_to(case, rows), case.spec, case.spec.dense
+    given, dense = cases.given_to(case, rows), case.spec.dense
     assert dense is not None
-    products, norms, vectors, experts = dict[str, Any](), dict[str, Any](), dict[str, Any](), list[Any]()
-    for name, each in case.parts.items():
-        leaf = name if name == "layer_input.norm" else name[name.rfind(".") + 1 :]
-        if isinstance(each, Linear):
-            products[leaf] = partial(multiplied, of=each)
-        elif isinstance(each, NormPart):
-            how = "cast, scale" if name == "linear_attn.norm" else case.how
-            norms[leaf] = partial(normed, of=each, how=how)
-        elif isinstance(each, RouterPart):
-            assert dense.mixture is not None
-            products["gate"] = partial(routed, of=each, router=dense.mixture.router)
-            vectors |= (
-                {} if each.correction is None else {"e_score_correction_bias": tensor(each.correction.held)}
-            )
-            vectors |= {} if each.scales is None else {"per_expert_scale": tensor(each.scales.held)}
-        elif isinstance(each, Stack):
-            assert each.bias is not None
-            biases = tensor(each.bias.held)
-            for place, (linear, bias) in enumerate(zip(each.linears, biases, strict=True)):
-                experts += [{}] * (place == len(experts))
-                experts[place] = {**experts[place], leaf: partial(multiplied, of=linear, bias=bias)}
-        elif isinstance(each, Numbers):
-            vectors[{"taps": "conv", "bias": "conv.bias"}.get(leaf, leaf)] = tensor(each.held)
-    vectors["conv"] = vectors["conv"].T if "conv" in vectors else None
-    vectors["layer_scalar"] = case.parts.get("layer_scalar")
-    if "rates" in vectors:
-        vectors["fading"], vectors["dt_bias"] = vectors["rates"].chunk(2)
-    keys, values = tensor(given.keys), tensor(given.values)
     is_levels = case.cached == "int8"
     held = plain.Held(
         dense=dense,
-        keys=keys,
-        values=values,
+        keys=tensor(given.keys),
+        values=tensor(given.values),
         slots=tensor(given.slots),
         paths=tensor(given.paths),
         inputs=tensor(given.inputs),
@@ -100,19 +134,16 @@ def defined(case: Case, rows: int) -> str:
         key_steps=tensor(given.key_steps) if is_levels else None,
         value_steps=tensor(given.value_steps) if is_levels else None,
     )
-    token = plain.Token(tensor(given.embedding))
-    if dense.input_width:
-        table = tensor(case.parts["layer_input.table"].weights.held)
-        factor = case.parts["layer_input.factor"]
-        token = plain.Token(token.embedding, table[tensor(given.tokens)], factor)
-    angles = tensor(given.angles[0]), tensor(given.angles[1])
-    parts = plain.Parts(products=products, norms=norms, vectors=vectors, experts=experts)
-    hidden = plain.layer(spec, parts, tensor(given.hidden), angles, held, token)
+    hidden, angles = tensor(given.hidden), (tensor(given.angles[0]), tensor(given.angles[1]))
+    product = plain.pairs_product if case.name.startswith("pairs") else plain.lanes_product
+    parts = parts_of(case.parts, case.spec, case.how, hidden, product)
+    token = token_of(case.parts, tensor(given.embedding), given.tokens)
+    hidden = plain.layer(case.spec, parts, hidden, angles, held, token)
     steps = (given.key_steps, given.value_steps)
     if held.key_steps is not None and held.value_steps is not None:
         steps = array(held.key_steps), array(held.value_steps)
     assert held.states is not None
-    found = hidden, keys, values
+    found = hidden, held.keys, held.values
     return cases.digest((*map(array, found), *steps, array(held.inputs), array(held.states)[0]))
 
 

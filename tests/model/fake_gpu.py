@@ -1,4 +1,4 @@
-"""GPUs that are not there: a stand-in for `torch.cuda`, and an accelerator whose tensors are the CPU's."""
+"""GPUs that are not there: a stand-in for `torch.cuda`, and an accelerator that is the CPU."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from flowspec.model import accelerator
 from flowspec.model.accelerator import Capability, CpuAccelerator
 
 GIB = 1 << 30
@@ -49,6 +50,7 @@ def pretend_cuda(patch: pytest.MonkeyPatch, *, is_integrated: bool = True, count
     for name, answer in answers.items():
         tell(name, answer)
     patch.setattr(torch.version, "cuda", "12.6")
+    patch.setattr(accelerator, "GPU_FILES", ("/dev/null",))
     return asked
 
 

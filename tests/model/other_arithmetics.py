@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import sys
 
-from flowspec.model import kernels, trials
-from flowspec.model.kernels import Kernel
-from flowspec.model.quantised import PanelInt8Linear
+from flowspec.model import trials
 
 
 def have(names: list[str]) -> None:
     """int8 has these arithmetics in this process."""
     others = trials._cpu_arithmetics
-    kernels._CPU["int8"] = tuple(Kernel(arithmetic=name, linear=PanelInt8Linear) for name in names)
-    trials._cpu_arithmetics = lambda dtype, pairs: tuple(names) if dtype == "int8" else others(dtype, pairs)
+
+    def arithmetics(dtype: str, has_pairs: bool) -> tuple[str, ...]:
+        return tuple(names) if dtype == "int8" else others(dtype, has_pairs)
+
+    trials._cpu_arithmetics = arithmetics
 
 
 def main() -> int:

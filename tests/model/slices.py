@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench import faithfulness
@@ -22,39 +21,36 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.draft.protocol import Drafter
+from flowspec.model.arithmetic import compiled
+from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
-from flowspec.model.quantised import PanelInt4Linear, PanelInt8Linear, QuantisedLinear, quantise
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
+from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_memory
 from tests.nightly import NIGHT
 from tests.pipeline import Pipeline
 
-CPU = torch.device("cpu")
-
-
-PLAIN_LINEARS: dict[str, type[QuantisedLinear]] = {"int8": PanelInt8Linear, "int4": PanelInt4Linear}
-"""Those for CPUs."""
+CPU = "cpu"
 
 
 @contextmanager
 def threads_of(count: int) -> Iterator[None]:
-    """So many of torch's threads, for a while."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+    """So many compute, for a while."""
+    before = compiled.threads()
+    compiled.use_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        compiled.use_threads(before)
 
 
 def load(folder: Path, cuts: list[int], dtype: str = "float32", cache: str = CACHE_AUTO) -> list[Slice]:
     """A slice from each cut to the next."""
     files = ModelFiles(str(folder))
     spans = [Span(first=a, end=b, count=cuts[-1]) for a, b in itertools.pairwise(cuts)]
-    return [Slice.load(files, span, dtype, CPU, cache=cache) for span in spans]
+    return [Slice.load(files, span, dtype, cache=cache) for span in spans]
 
 
 def load_stages(folder: Path, stages: int, dtype: str = "float32", cache: str = CACHE_AUTO) -> list[Slice]:
@@ -63,14 +59,15 @@ def load_stages(folder: Path, stages: int, dtype: str = "float32", cache: str = 
     return load(folder, [stage * count // stages for stage in range(stages + 1)], dtype, cache)
 
 
-def assert_faithful(folder: Path, dtype: str) -> None:
+def assert_faithful(folder: Path, dtype: str, whole: Slice | None = None) -> None:
     """The whole model as one slice computes what transformers computes, but for rounding."""
     files = ModelFiles(str(folder))
+    alone = StepByStep.load(files, dtype) if whole is None else StepByStep(whole)
     with pytest.MonkeyPatch.context() as patch:
         if not NIGHT:  # of a shorter text chance makes more
             patch.setattr(faithfulness, "TOKENS", 300)
             patch.setattr(faithfulness, "PERPLEXITY_LIMIT", 0.012)
-        assert faithfulness.check(files, dtype, StepByStep.load(files, dtype)).faults == []
+        assert faithfulness.check(files, dtype, alone).faults == []
 
 
 def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = ()) -> Pipeline:
@@ -118,33 +115,31 @@ def job_of(*parts: JobPart) -> RunLayers:
     return RunLayers(job=0, parts=parts, payload=None, rows=tuple(range(count)))
 
 
-def chain(part: Slice, request: int, tokens: torch.Tensor) -> RunLayers:
+def chain(part: Slice, request: int, tokens: I64) -> RunLayers:
     """A job that runs tokens as one text."""
     part.open_cache(request, 100)
     return job_of(part_of(request, tokens.tolist()))
 
 
-def logits_of(slices: Sequence[Slice], tokens: torch.Tensor) -> F32:
+def logits_of(slices: Sequence[Slice], tokens: I64) -> F32:
     """What a text of these tokens comes to, row by row, through a model's slices."""
-    states = torch.empty(0)  # the first looks at the tokens alone
+    states: Array | None = None
     for part in slices:
         _, states = part.forward(chain(part, 1, tokens), states)
     return slices[-1].logits(states)
 
 
-def plain_logits(
-    folder: Path, tokens: torch.Tensor, dtype: torch.dtype = torch.float32, **options: Any
-) -> F32:
+def plain_logits(folder: Path, tokens: I64, dtype: torch.dtype = torch.float32, **options: Any) -> F32:
     """The same by transformers."""
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
     with torch.inference_mode():
-        found: F32 = plain(input_ids=tokens[None], use_cache=False).logits[0].numpy()
+        found: F32 = plain(input_ids=torch.from_numpy(tokens)[None], use_cache=False).logits[0].numpy()
     return found
 
 
 def load_foretold(files: ModelFiles, span: Span, dtype: str = "float32") -> Slice:
     """A slice that takes as much memory as was foretold."""
-    part = Slice.load(files, span, dtype, CPU)
+    part = Slice.load(files, span, dtype)
     assert part.weight_bytes == slice_memory(files, span, dtype, 100).weight_bytes
     return part
 
@@ -154,10 +149,3 @@ def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def packed_layer(weight: torch.Tensor, linear: type[QuantisedLinear]) -> nn.Linear:
-    """A packed layer with a weight, and no bias."""
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    quantise(layer, weight, linear)
-    return layer

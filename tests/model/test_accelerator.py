@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -17,6 +18,7 @@ from flowspec.errors import InputError
 from flowspec.host_memory import HostMemory
 from flowspec.model import accelerator
 from flowspec.model.accelerator import CudaAccelerator, accelerator_of, find
+from flowspec.model.arithmetic import compiled
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.runtime.compute import unexpected
 from tests.model.fake_gpu import GIB, ORIN, pretend_cuda
@@ -27,6 +29,7 @@ OWNER = ROOT / "flowspec/model/accelerator.py"
 
 def cuda_uses(source: str) -> Iterator[int]:
     """The lines in which a module asks `torch.cuda` or sets `torch.backends.cuda`, however it is written."""
+    node: Any
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Attribute):
@@ -54,10 +57,10 @@ def test_one_file_asks_cuda() -> None:
 
 def test_the_processor_is_an_accelerator_too() -> None:
     cpu = find("cpu")
-    assert (cpu.device.type, cpu.is_cpu, cpu.launches_ahead, cpu.capability) == ("cpu", True, False, None)
+    assert (cpu.device, cpu.is_cpu, cpu.launches_ahead, cpu.capability) == ("cpu", True, False, None)
     assert 0 < cpu.taken_bytes() < cpu.total_bytes() == psutil.virtual_memory().total
     assert 0 < cpu.free_bytes() <= cpu.total_bytes()
-    assert cpu.facts()["engines"]
+    assert cpu.facts()["threads"] == compiled.threads()
     cpu.wait()
     cpu.give_back()
 
@@ -66,15 +69,19 @@ def test_auto_takes_the_gpu_where_there_is_one_and_other_names_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(accelerator, "GPU_FILES", ("/dev/null",))
     assert find("auto").is_cpu
     pretend_cuda(monkeypatch, count=2)
-    assert find("auto").device == find("cuda").device == torch.device("cuda", 0)
-    assert find("cuda:1").device == accelerator_of(torch.device("cuda", 1)).device == torch.device("cuda", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(accelerator, "GPU_FILES", ("/dev/there-is-no-driver",))
+        assert find("auto").is_cpu, "and torch is not asked"
+    assert find("auto").device == find("cuda").device == "cuda:0"
+    assert find("cuda:1").device == accelerator_of("cuda:1").device == "cuda:1"
     for name in ("mps", "cuda:x", "cuda:-1", ""):
         with pytest.raises(InputError, match="expected auto, cpu or cuda:N, got"):
             find(name)
     with pytest.raises(InputError, match="expected a CPU or CUDA device, got meta"):
-        accelerator_of(torch.device("meta"))
+        accelerator_of("meta")
 
 
 def test_why_a_gpu_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +131,12 @@ def test_a_gpu_is_waited_for_and_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
 
 PRECISION = """
 import torch
-from flowspec.model.accelerator import find
+from flowspec.model.accelerator import CudaAccelerator
 m = torch.backends.cuda.matmul
 found = torch.get_float32_matmul_precision(), m.allow_tf32
 assert found == ("high", True), found
 assert m.allow_bf16_reduced_precision_reduction and m.allow_fp16_reduced_precision_reduction
-find("cpu")
+CudaAccelerator()
 assert (torch.get_float32_matmul_precision(), m.allow_tf32) == ("highest", False)
 assert getattr(m, "fp32_precision", "ieee") == "ieee"
 assert not m.allow_bf16_reduced_precision_reduction and not m.allow_fp16_reduced_precision_reduction

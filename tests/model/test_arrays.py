@@ -13,7 +13,7 @@ import torch
 from flowspec.model import rounding
 from flowspec.model.arithmetic import build, levels
 from flowspec.model.arithmetic.arrays import DTYPES, Numbers, fill, narrowed, room, widened
-from flowspec.model.bridge import array_of, tensor_of
+from flowspec.model.gpu import array_of, tensor_of
 from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.safetensors_file import floats8, load_mapped
 

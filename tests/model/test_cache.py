@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from hypothesis import given, settings
@@ -14,41 +13,50 @@ from flowspec.core.protocol.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
 from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.precision import CACHE_AUTO, Q8_0, cached_as
 from flowspec.errors import ClusterError
-from flowspec.model.arithmetic import build, compiled
-from flowspec.model.arithmetic.operations import Sight, attention
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.arrays import DTYPES, F32, I64, widened
 from flowspec.model.arithmetic.plain import LANES
-from flowspec.model.attention import MOVED_AT_ONCE, TreeCache
+from flowspec.model.attention import MOVED_AT_ONCE, Sight, TreeCache
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.kernels import CACHE_DTYPES
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_memory
+from tests.model import functions
+from tests.model.slices import threads_of
 
 pytestmark = pytest.mark.arm
-CPU = torch.device("cpu")
 KV_HEADS = 2
 
 
-def cache_of(width: int, slots: int, dtype: torch.dtype) -> TreeCache:
-    cache = TreeCache(
-        heads=dict.fromkeys(range(2), Heads(count=KV_HEADS, width=width)),
-        slots_max=slots,
-        dtype=dtype,
-        device=CPU,
-    )
+def cache_of(width: int, slots: int, held: str) -> TreeCache:
+    heads = dict.fromkeys(range(2), Heads(count=KV_HEADS, width=width))
+    cache = TreeCache(heads=heads, memory=functions.engine(), slots_max=slots, held=held)
     cache.reserve(slots)
     return cache
 
 
-def held(cache: TreeCache, layer: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def write(cache: TreeCache, layer: int, slots: I64, keys: F32, values: F32) -> None:
+    """Keys and values `[kv_heads, rows, width]`."""
+    functions.engine().store(slots, keys.swapaxes(0, 1), values.swapaxes(0, 1), cache.of(layer))
+
+
+def numbers(cache: TreeCache, layer: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """The keys and values `[kv_heads, slots, width]` that lie in a cache of levels, in float64."""
     levels_of_keys, levels_of_values, steps = cache.of(layer)
     assert steps is not None
-    keys = levels_of_keys.permute(0, 1, 3, 2).flatten(1, 2).double()
-    of_keys = steps[0].permute(0, 1, 3, 2).flatten(1, 2).double()
-    each = [(keys, of_keys), (levels_of_values[:, :, :width].double(), steps[1].double())]
-    found = [levels * by.repeat_interleave(32, dim=2)[..., :width] for levels, by in each]
+    found = []
+    for levels, by in (
+        (in_slots(levels_of_keys), in_slots(steps[0])),
+        (levels_of_values[:, :, :width], steps[1]),
+    ):
+        found.append(levels.astype(np.float64) * by.astype(np.float64).repeat(32, axis=2)[..., :width])
     return found[0], found[1]
+
+
+def in_slots(keys: np.ndarray) -> np.ndarray:
+    """`[kv_heads, slots, width]` of what lies in lanes."""
+    moved = keys.swapaxes(2, 3)
+    return moved.reshape(len(keys), -1, moved.shape[3])
 
 
 @settings(max_examples=30, deadline=None)
@@ -59,10 +67,10 @@ def held(cache: TreeCache, layer: int, width: int) -> tuple[torch.Tensor, torch.
 )
 def test_levels_are_ggmls(width: int, size: float, seed: int) -> None:
     rows = np.random.default_rng(seed).normal(size=(KV_HEADS, 3, width)).astype(np.float32) * size
-    cache, slots = cache_of(width, 5, torch.int8), torch.tensor([4, 0, 2])
-    cache.write(1, slots, torch.from_numpy(rows), torch.from_numpy(rows[:, ::-1].copy()))
+    cache, slots = cache_of(width, 5, Q8_0), np.array([4, 0, 2])
+    write(cache, 1, slots, rows, rows[:, ::-1])
     theirs = dequantize(quantize(rows, GGMLQuantizationType.Q8_0), GGMLQuantizationType.Q8_0)
-    keys, values = (part[:, slots].numpy() for part in held(cache, 1, width))
+    keys, values = (part[:, slots] for part in numbers(cache, 1, width))
     # ggml multiplies by a rounded reciprocal, so a number halfway between two levels may take the other one
     one_level = np.abs(rows).reshape(KV_HEADS, 3, -1, 32).max(axis=3).repeat(32, axis=2) / 127 * 1.001
     for ours, expected, allowed in ((keys, theirs, one_level), (values, theirs[:, ::-1], one_level[:, ::-1])):
@@ -74,40 +82,83 @@ def test_levels_are_ggmls(width: int, size: float, seed: int) -> None:
 
 @pytest.mark.parametrize("library", ["built", "plain"])
 @pytest.mark.parametrize("width", [8, 40, 128])
-def test_attention_is_that_of_the_numbers_held(
-    width: int, library: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "_allowed", build.build() if library == "built" else None)
-    assert (compiled.library() is None) == (library == "plain"), "the suite needs a compiler"
-    generator = torch.Generator().manual_seed(width)
+def test_attention_is_that_of_the_numbers_held(width: int, library: str) -> None:
+    generator = np.random.default_rng(width)
     slots, rows, heads = 50, 4, 3 * KV_HEADS
-    cache = cache_of(width, slots, torch.int8)
-    numbers = torch.randn((2, KV_HEADS, slots, width), generator=generator)
-    cache.write(0, torch.arange(slots), numbers[0], numbers[1])
-    queries = torch.randn((rows, heads, width), generator=generator)
-    seen = torch.rand((rows, slots), generator=generator) < 0.6
+    cache = cache_of(width, slots, Q8_0)
+    write(cache, 0, np.arange(slots), *generator.standard_normal((2, KV_HEADS, slots, width), np.float32))
+    queries = generator.standard_normal((rows, heads, width), np.float32)
+    seen = generator.random((rows, slots)) < 0.6
     seen[:, 0] = True
-    sight = Sight(seen, torch.arange(slots, dtype=torch.int32))
+    sight = Sight(seen, np.arange(slots, dtype=np.int32))
+    if library == "built":
+        found = functions.attention(queries, cache.of(0), sight, width**-0.5)
+    else:
+        keys, values, steps = cache.of(0)
+        assert steps is not None
+        wide = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)[..., :width]
+        found = plain.attention(queries, *wide, sight.paths(), width**-0.5)
+    keys, values = (part[:, :slots].repeat(3, axis=0) for part in numbers(cache, 0, width))
+    scores = np.einsum("rhd,hsd->rhs", queries.astype(np.float64), keys) * width**-0.5
+    shares = np.exp(np.where(seen[:, None], scores, -np.inf))
+    expected = np.einsum("rhs,hsd->rhd", shares / shares.sum(axis=2, keepdims=True), values)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+
+
+@given(
+    rows=st.integers(1, 40),
+    kv_heads=st.integers(1, 3),
+    group=st.integers(1, 5),
+    width=st.integers(1, 140),
+    slots=st.integers(1, 200),
+    held=st.sampled_from((*DTYPES, Q8_0)),
+    cap=st.sampled_from((0.0, 3.0)),
+    has_sinks=st.booleans(),
+    threads=st.integers(1, 3),
+)
+def test_c_attends_with_the_bits_of_the_definition(
+    rows: int,
+    kv_heads: int,
+    group: int,
+    width: int,
+    slots: int,
+    held: str,
+    cap: float,
+    has_sinks: bool,
+    threads: int,
+) -> None:
+    generator = np.random.default_rng(rows * width + slots)
+    heads = {0: Heads(count=kv_heads, width=width)}
+    cache = TreeCache(heads=heads, memory=functions.engine(), slots_max=slots, held=held)
+    cache.reserve(slots)
+    new = generator.standard_normal((2, slots, kv_heads, width), np.float32)
+    functions.engine().store(np.arange(slots), new[0], new[1], cache.of(0))
+    seen, positions = generator.random((rows, slots)) < 0.6, generator.permutation(slots)
+    seen[:, -1] = True
+    sight = Sight(seen, positions.astype(np.int32))
+    queries = generator.standard_normal((rows, kv_heads * group, width), np.float32)
+    sinks = generator.standard_normal(kv_heads * group, np.float32) if has_sinks else None
     keys, values, steps = cache.of(0)
-    found = attention(queries, keys, values, sight, width**-0.5, None, steps)
-    keys, values = (part[:, :slots].repeat_interleave(3, dim=0) for part in held(cache, 0, width))
-    scores = torch.einsum("rhd,hsd->rhs", queries.double(), keys) * width**-0.5
-    shares = scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=2)
-    expected = torch.einsum("rhs,hsd->rhd", shares, values)
-    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)
+    if steps is not None:
+        keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
+    wide = widened(keys), widened(values[..., :width])
+    expected = plain.attention(queries, *wide, sight.paths(), 0.3, cap or None, sinks)
+    with threads_of(threads):
+        found = functions.attention(queries, cache.of(0), sight, 0.3, cap, sinks)
+    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
 
 
 def test_what_is_no_number_shows() -> None:
-    cache = cache_of(40, 4, torch.int8)
-    rows = torch.ones((KV_HEADS, 1, 40))
-    rows[1, 0, 35] = float("nan")
-    cache.write(0, torch.tensor([2]), rows, rows)
-    keys, values = held(cache, 0, 40)
+    cache = cache_of(40, 4, Q8_0)
+    rows = np.ones((KV_HEADS, 1, 40), np.float32)
+    rows[1, 0, 35] = np.nan
+    write(cache, 0, np.array([2]), rows, rows)
+    keys, values = numbers(cache, 0, 40)
     for part in (keys, values):
-        assert part[1, 2, 32:].isnan().all(), "the group that it is in"
-        assert not part[0].isnan().any()
+        assert np.isnan(part[1, 2, 32:]).all(), "the group that it is in"
+        assert not np.isnan(part[0]).any()
     cache.clear((2,))
-    assert not any(part.any() for part in held(cache, 0, 40)), "a slot that was freed holds nothing"
+    assert not any(part.any() for part in numbers(cache, 0, 40)), "a slot that was freed holds nothing"
 
 
 @pytest.mark.parametrize(
@@ -116,53 +167,46 @@ def test_what_is_no_number_shows() -> None:
 def test_a_cache_takes_what_is_foretold(dtype: str, cache: str) -> None:
     files = ModelFiles(BUNDLED)
     count = files.raw_config()["num_hidden_layers"]
-    part = Slice.load(files, Span(first=0, end=2, count=count), dtype, CPU, cache=cache)
+    part = Slice.load(files, Span(first=0, end=2, count=count), dtype, cache=cache)
     foretold = slice_memory(files, Span(first=0, end=2, count=count), dtype, 256, cache=cache, nodes_max=256)
     part.open_cache(1, 512)
     part._caches[1].whole.reserve(512)
     width = part._caches[1].whole.of(0)[0].shape[2]
     filled = -(-width // LANES) * LANES - width
-    beyond = 2 * part.config.num_key_value_heads * 512 * filled * CACHE_DTYPES[part.cache].itemsize
+    beyond = 2 * part.spec.layers[0].kv.count * 512 * filled * part._caches[1].whole.of(0)[0].itemsize
     assert part.cache_bytes - beyond == part.opened_bytes == foretold.cache_bytes
     assert part.cache == cached_as(cache, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("held", ["float32", "bfloat16", Q8_0])
 @pytest.mark.parametrize(("same", "moved"), [(700, 0), (37, 2 * MOVED_AT_ONCE + 9), (0, 1), (64, 16)])
-def test_a_copy_has_each_slot_where_it_belongs_and_nothing_else(
-    dtype: torch.dtype, same: int, moved: int
-) -> None:
+def test_a_copy_has_each_slot_where_it_belongs_and_nothing_else(held: str, same: int, moved: int) -> None:
     """A prompt's slots lie where they lay, those of an answer with guesses beside it do not."""
-    torch.manual_seed(same)
-    source, copy = cache_of(48, 1600, dtype), cache_of(48, same + moved + 40, dtype)
+    generator = np.random.default_rng(same)
+    source, copy = cache_of(48, 1600, held), cache_of(48, same + moved + 40, held)
     for of in source.of(0), source.of(1):
-        for tensor in (*of[:2], *(of[2] or ())):
-            tensor.copy_(torch.randint(-99, 99, tensor.shape))
-    slots = torch.cat([torch.arange(same), same + 1 + torch.randperm(1500 - same)[:moved]])
+        for array in (*of[:2], *(of[2] or ())):
+            array[...] = generator.integers(1, 99, array.shape)
+    slots = np.concatenate([np.arange(same), same + 1 + generator.permutation(1500 - same)[:moved]])
     copy.copy(source, slots)
     for layer in range(2):
         mine, other = copy.of(layer), source.of(layer)
         pairs = [*zip(mine[:2], other[:2], strict=True), *zip(mine[2] or (), other[2] or (), strict=True)]
         for place, (own, theirs) in enumerate(pairs):
             is_keys = place % 2 == 0  # and their steps: blocks of lanes
-            for slot in range(own.shape[1] * (LANES if is_keys else 1)):
-                found = own[:, slot // LANES, ..., slot % LANES] if is_keys else own[:, slot]
-                if slot >= len(slots):
-                    assert not found.any()
-                    continue
-                of_slot = int(slots[slot])
-                lane = theirs[:, of_slot // LANES, ..., of_slot % LANES] if is_keys else theirs[:, of_slot]
-                assert torch.equal(found, lane), f"slot {slot}"
+            found, expected = (in_slots(each) if is_keys else each for each in (own, theirs))
+            assert np.array_equal(found[:, : len(slots)], expected[:, slots])
+            assert not found[:, len(slots) :].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("held", ["float32", Q8_0])
 @pytest.mark.parametrize("slots", [1, BLOCK_SLOTS, BLOCK_SLOTS + 1, 600])
-def test_growth_is_foretold_to_the_byte(slots: int, dtype: torch.dtype) -> None:
+def test_growth_is_foretold_to_the_byte(slots: int, held: str) -> None:
     cache = TreeCache(
         heads={0: Heads(count=3, width=40), 1: Heads(count=3, width=40), -2: Heads(count=1, width=56)},
+        memory=functions.engine(),
         slots_max=600,
-        dtype=dtype,
-        device=CPU,
+        held=held,
     )
     cache.reserve(5)
     planned = cache.bytes + cache.growth_bytes(slots)
@@ -174,7 +218,7 @@ def test_growth_is_foretold_to_the_byte(slots: int, dtype: torch.dtype) -> None:
 def test_a_conversation_more_than_memory_holds_is_refused_before_it_is_taken() -> None:
     files = ModelFiles(BUNDLED)
     count = files.raw_config()["num_hidden_layers"]
-    part = Slice.load(files, Span(first=0, end=1, count=count), "float32", CPU)
+    part = Slice.load(files, Span(first=0, end=1, count=count), "float32")
     for request in (1, 2):
         part.open_cache(request, 2 * BLOCK_SLOTS)
     part.cache_bytes_max = part._caches[1].growth_bytes(2 * BLOCK_SLOTS)

@@ -72,7 +72,7 @@ def check(
 ) -> int:
     """Plays with so many threads, and compares some rows of each job with step-by-step decoding by one; how
     many rows the largest job has."""
-    layers = files.config().get_text_config().num_hidden_layers
+    layers = len(files.spec.layers)
     alone = StepByStep(files, dtype, layers, cache)
     cuts = (0, *sorted(rng.sample(range(1, layers), stages - 1)), layers)
     with threads_of(threads):
@@ -93,7 +93,7 @@ def test_every_logit_is_that_of_step_by_step_decoding(
         files,
         dtype,
         rng,
-        stages=rng.randrange(1, files.config().get_text_config().num_hidden_layers + 1),
+        stages=rng.randrange(1, len(files.spec.layers) + 1),
         threads=rng.choice(nightly((1, 2), (1, 2, 3))) if dtype == "float32" or NIGHT else 1,
         requests=rng.randrange(1, nightly(3, 5)),
         sizes=nightly(Sizes(prompt=8, chunks=(1, 3, 40), segments=(2, 9, 20)), Sizes()),
@@ -126,7 +126,7 @@ def test_jobs_of_hundreds_of_rows(
 ) -> None:
     """After a long prompt only once: step by step, each of its tokens is a pass."""
     files, rng = checkpoint(name), random.Random(f"{name} {dtype}")
-    layers = files.config().get_text_config().num_hidden_layers
+    layers = len(files.spec.layers)
     sizes = Sizes(prompt=prompt, chunks=(512,), segments=(260,))
     largest = check(
         files,

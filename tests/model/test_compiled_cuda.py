@@ -8,23 +8,27 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
+from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
-from flowspec.model import gpu_trial
+from flowspec.model import gpu, gpu_trial
 from flowspec.model.arithmetic import compiled_cuda, plain
 from flowspec.model.arithmetic.compiled_cuda import NAMES, SOURCE, WIDTH_MAX, CudaLibrary
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.kernels import kernels_of
-from flowspec.model.products import BLOCKS, in_blocks
-from flowspec.model.quantised import LINEARS, PlainInt4Linear, pack
-from flowspec.model.quantised_cuda import CudaInt4Linear, CudaInt8Linear
-from tests.model.slices import CPU, PLAIN_LINEARS
+from flowspec.model.engine import Engine
+from flowspec.model.gpu import BLOCKS, DTYPES, Gpu, arithmetics_of, in_blocks
+from flowspec.model.parts import Linear
+from flowspec.model.rounding import ROUNDINGS
+from tests.model import functions
+from tests.model.fake_gpu import pretend_cuda
+
+CPU = torch.device("cpu")
 
 ROOM_IN_SOURCE, NOTHING = 1 << 16, 0xDEADBEEF
 
@@ -118,24 +122,22 @@ def test_the_widest_norm_fits_and_a_wider_one_is_left_to_the_definition(host: On
         library.norm(wider, wider[0], 1e-6, "cast, scale")
 
 
-CUDA_LINEARS = {"int8": CudaInt8Linear, "int4": CudaInt4Linear}
+def both(
+    dtype: str, inputs: int, outputs: int, x: np.ndarray, arithmetic: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """What rows come to by the same packed layer of a CPU, and of a GPU."""
+    generator = np.random.default_rng(inputs + outputs)
+    weights = generator.standard_normal((outputs, inputs), np.float32)
+    bias, rounded = np.full(outputs, 0.25, np.float32), ROUNDINGS[dtype].round(weights)
+
+    def rows_of(engine: Engine) -> np.ndarray:
+        matrices = (engine.rounded_matrix(dtype, rounded, inputs),)
+        linear = Linear(inputs=inputs, matrices=matrices, bias=engine.array(bias))
+        return np.asarray(engine.numpy(engine.rows(inputs, linear=linear)(engine.array(x))))
+
+    return rows_of(functions.engine()), rows_of(Gpu("float32", arithmetic, "cast, scale", "cpu"))
 
 
-def both(kind: str, inputs: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
-    """A packed layer for CPUs, and the same one for GPUs."""
-    weight = torch.randn(outputs, inputs)
-    layers = []
-    for linears in (PLAIN_LINEARS, CUDA_LINEARS):
-        layer = nn.Linear(inputs, outputs)
-        with torch.no_grad():
-            assert layer.bias is not None
-            layer.bias.fill_(0.25)
-        pack(layer, LINEARS[kind].rounded(weight), linears[kind])
-        layers.append(layer)
-    return layers[0], layers[1]
-
-
-@torch.inference_mode()
 @given(
     rows=st.integers(0, 40),
     inputs=st.sampled_from([32, 75, 512]),
@@ -143,10 +145,9 @@ def both(kind: str, inputs: int, outputs: int) -> tuple[nn.Linear, nn.Linear]:
     seed=st.integers(0, 9),
 )
 def test_int8_is_the_same_bits_as_on_cpus(rows: int, inputs: int, outputs: int, seed: int) -> None:
-    torch.manual_seed(seed)
-    cpu, cuda = both("int8", inputs, outputs)
-    x = torch.randn(rows, inputs) * 10
-    assert torch.equal(cuda(x), cpu(x))
+    x = 10 * np.random.default_rng(seed).standard_normal((rows, inputs), np.float32)
+    cpu, cuda = both("int8", inputs, outputs, x, "torch")
+    assert np.array_equal(cuda, cpu)
 
 
 def _stand_in_packing(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
@@ -164,32 +165,46 @@ def _stand_in_product(
     return (rows.float() @ ((levels - 8) * scales + zeros).t()).bfloat16()
 
 
-@torch.inference_mode()
-def test_int4_is_laid_out_as_its_kernel_wants(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("arithmetic", ["tinygemm", "plain"])
+@pytest.mark.parametrize("inputs", [4 * GROUP, 4 * GROUP - 5])
+def test_int4_is_laid_out_as_its_kernel_wants(
+    inputs: int, arithmetic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch, "_convert_weight_to_int4pack", _stand_in_packing)
     monkeypatch.setattr(torch, "_weight_int4pack_mm", _stand_in_product)
-    torch.manual_seed(3)
-    cpu, cuda = both("int4", 4 * GROUP, 21)
-    x = torch.randn(2, 5, 4 * GROUP)
-    expected, found = cpu(x), cuda(x)
+    x = np.random.default_rng(3).standard_normal((10, inputs), np.float32)
+    expected, found = both("int4", inputs, 21, x, arithmetic)
     assert found.shape == expected.shape
-    assert (found - expected).norm() < 0.01 * expected.norm()
+    assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
 
 def test_a_gpu_takes_the_kernels_that_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda", 0)
-    with pytest.raises(InputError, match="int8 runs on CPUs and CUDA, not on mps"):
-        kernels_of("int8", torch.device("mps"))
-    capability = (7, 2)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [PlainInt4Linear], (
-        "an Xavier has no tinygemm"
-    )
-    capability = (8, 7)
-    assert [kernel.linear for kernel in kernels_of("int4", gpu)] == [CudaInt4Linear]
-    assert [kernel.linear for kernel in kernels_of("int8", gpu)] == [CudaInt8Linear]
-    (plain,) = kernels_of("float16", gpu)
-    assert (plain.linear, plain.product) == (None, in_blocks)
+    for dtype in ("int8", "int4"):
+        with pytest.raises(InputError, match=f"{dtype} runs on CPUs and CUDA, not on mps"):
+            arithmetics_of(dtype, "mps")
+    pretend_cuda(monkeypatch)
+    version = ".".join(torch.__version__.split(".")[:2])
+    for capability, name in (((7, 2), "plain"), ((8, 7), "tinygemm")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, its=capability: its)
+        number = "".join(map(str, capability))
+        assert arithmetics_of("int4", "cuda:0") == (f"{name}-int4@sm{number}-torch{version}",)
+        assert arithmetics_of("float16", "cuda:0") == (f"torch-in-blocks-f16@sm{number}-torch{version}",)
+        assert arithmetics_of("int8", "cuda:0") == ("digits",)
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, *ROUNDINGS, FILED])
+def test_products_of_a_gpu_are_tried(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_trial, "SHAPES", gpu_trial.SHAPES[:2])
+    monkeypatch.setattr(gpu_trial, "_say", lambda **word: None)
+    assert gpu_trial.product_fault(dtype, "plain", "cpu") == ""
+    linear = gpu.multiplied
+    most = max(gpu_trial.ROW_COUNTS)
+    for change, fault in (
+        (lambda rows: rows if len(rows) == most else 1.5 * rows, "depend on the rows beside it"),
+        (lambda rows: 2 * rows, "is not what it should be"),
+    ):
+        monkeypatch.setattr(gpu, "multiplied", lambda rows, *given, do=change: linear(do(rows), *given))
+        assert fault in gpu_trial.product_fault(dtype, "plain", "cpu")
 
 
 def test_on_a_gpu_always_so_many_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,9 @@ refused before a weight is read."""
 from __future__ import annotations
 
 import dataclasses
-import functools
-import itertools
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +18,28 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
+from flowspec.core.protocol.model_spec import DeltaRule
+from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
-from flowspec.model import passes
+from flowspec.model import gpu
 from flowspec.model.arithmetic import plain
-from flowspec.model.bridge import tensor_of
+from flowspec.model.arithmetic.arrays import DTYPES, narrowed
+from flowspec.model.cpu import Cpu
+from flowspec.model.engine import Engine
 from flowspec.model.families import FAMILIES, check_family, decoder_config
 from flowspec.model.files import ModelFiles
-from flowspec.model.kernels import kernel_of
-from flowspec.model.layer_by_layer import LAYER_INPUT
-from flowspec.model.linear_attention import state_shape
-from flowspec.model.pieces import Pieces, Span, call_directly
-from flowspec.model.products import lanes16
-from flowspec.model.slice import Slice
-from flowspec.model.spec import context_max
+from flowspec.model.gpu import Gpu, array_of, tensor_of
+from flowspec.model.parts import LayerShape, NormPart, Plain
+from flowspec.model.rounding import ROUNDINGS
+from flowspec.model.slice import Slice, embedded
+from flowspec.model.spec import context_max, spec_of
 from flowspec.model.support import family_of
-from flowspec.model.torch_layers import TorchLayer
+from flowspec.model.weights import EMBEDDING, SliceParts, Span, arrays_of, load_parts
+from tests import ggufs
+from tests.model import definition
+from tests.model.functions import multiplied
 from tests.model.slices import (
-    CPU,
+    assert_faithful,
     job_of,
     load,
     load_foretold,
@@ -46,11 +50,12 @@ from tests.model.slices import (
     rewrite,
 )
 from tests.nightly import nightly
+from tests.specs import class_of
 
 DATA: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data/configs.json").read_text())
 """Configs as they are published, as far as fields could matter (of Gemma 4 from memory), and the context that
 they can be run with; fields that are refused; and models of other families."""
-HALF = (torch.bfloat16, torch.float16)
+HALF = ("bfloat16", "float16")
 RARELY = 3
 """Numbers of a test's thousands that the order of a sum may move by a last place."""
 
@@ -67,22 +72,22 @@ def test_every_family_has_a_variant_that_is_tested() -> None:
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_norms_are_the_familys_own(name: str) -> None:
     family = FAMILIES[name]
-    for dtype in (torch.float32, *HALF):
-        norm = family.piece("RMSNorm")(96, eps=1e-5).to(dtype)
+    for dtype in ("float32", *HALF):
+        norm = class_of(family, "RMSNorm")(96, eps=1e-5).to(getattr(torch, dtype))
         generator = torch.Generator().manual_seed(3)
-        norm.weight.data = (1 + 0.5 * torch.randn(96, generator=generator)).to(dtype)
-        hidden = (5 * torch.randn((1, 33, 96), generator=generator)).to(dtype)
+        norm.weight.data = (1 + 0.5 * torch.randn(96, generator=generator)).to(norm.weight.dtype)
+        hidden = (5 * torch.randn((33, 96), generator=generator)).to(norm.weight.dtype)
         with torch.inference_mode():
             expected = norm(hidden)
-            call_directly(norm, family, lanes16)
-            found = norm(hidden)
-        if dtype == torch.float32:
+        part = NormPart(weights=array_of(norm.weight), eps=1e-5)
+        found = tensor_of(Cpu(dtype, "", family.norm).rows(96, norm=part)(array_of(hidden)))
+        if dtype == "float32":
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
             continue
         # In 16 bits next to nothing of another order of sums is left: on ARM one of these 3,168 numbers lies
         # where it rounds otherwise. Rounding at another place moves hundreds.
         assert (found != expected).sum() <= RARELY
-        torch.testing.assert_close(found, expected, rtol=torch.finfo(dtype).eps, atol=0.0)
+        torch.testing.assert_close(found, expected, rtol=torch.finfo(found.dtype).eps, atol=0.0)
 
 
 def test_a_norm_of_another_familys_arithmetic_would_be_seen() -> None:
@@ -90,7 +95,7 @@ def test_a_norm_of_another_familys_arithmetic_would_be_seen() -> None:
     hidden = 5 * torch.randn((33, 96), generator=torch.Generator().manual_seed(3)).bfloat16()
     found = []
     for name in ("llama", "olmo2", "gemma2"):
-        norm = FAMILIES[name].piece("RMSNorm")(96).bfloat16()
+        norm = class_of(FAMILIES[name], "RMSNorm")(96).bfloat16()
         norm.weight.data = torch.linspace(-0.5, 1.5, 96).bfloat16()
         with torch.inference_mode():
             found.append(norm(hidden))
@@ -108,10 +113,11 @@ def test_embeddings_are_the_plain_models(name: str, dtype: str, tmp_path: Path) 
     )
     part = load_stages(folder, 1, dtype)[0]
     plain: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
-    tokens = torch.arange(40)
+    tokens = np.arange(40)
+    given = {"input_ids": torch.from_numpy(tokens)[None], "use_cache": False, "output_hidden_states": True}
     with torch.inference_mode():
-        states = plain(input_ids=tokens[None], use_cache=False, output_hidden_states=True).hidden_states
-        assert torch.equal(part.pieces.embed(tokens), states[0][0])
+        expected = array_of(plain(**given).hidden_states[0][0])
+    assert np.array_equal(embedded(part.engine, part.spec, part.parts.embedding, tokens), expected)
 
 
 # ------------------------------------------------------------------------------------------------------
@@ -127,10 +133,8 @@ def test_experts_load_from_either_layout_and_count_the_same(tmp_path: Path) -> N
     assert "model.layers.0.mlp.experts.gate_up_proj" in names[1]
     for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
         parts = [load_foretold(ModelFiles(str(folder)), span) for folder in (apart, fused)]
-        weights = [
-            [weight for module in part.pieces.loaded for weight in module.parameters()] for part in parts
-        ]
-        assert all(torch.equal(one, other) for one, other in zip(*weights, strict=True))
+        weights = [[*arrays_of(part.parts.of)] for part in parts]
+        assert all(np.array_equal(one, other) for one, other in zip(*weights, strict=True))
 
 
 def test_experts_in_one_tensor_have_the_names_of_single_ones_and_their_values(tmp_path: Path) -> None:
@@ -147,8 +151,7 @@ def test_experts_in_one_tensor_have_the_names_of_single_ones_and_their_values(tm
         ("up_proj.bias", biases[4, 1::2], "gate_up_proj_bias"),
         ("down_proj.bias", tensors[stem + "down_proj_bias"][4], "down_proj_bias"),
     ):
-        own = tensor_of(found.load(f"{stem}4.{name}", tuple(expected.shape)))
-        assert torch.equal(own, expected)
+        assert np.array_equal(found.load(f"{stem}4.{name}", tuple(expected.shape)), expected.numpy())
         assert found.files_of(f"{stem}4.{name}") == (stem + joined,)
         assert files.weight_map()[f"{stem}4.{name}"] == "model.safetensors"
     for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
@@ -169,7 +172,7 @@ def test_a_limit_of_experts_is_obeyed_or_refused(limit: float, tmp_path: Path) -
         with pytest.raises(InputError, match=r"sets swiglu_limit to 0\.3"):  # an older transformers
             family_of(config, "m")
         return
-    tokens = torch.arange(60)
+    tokens = np.arange(60)
     found = logits_of(load_stages(folder, 1), tokens)
     np.testing.assert_allclose(found, plain_logits(folder, tokens), atol=1e-4)
 
@@ -179,7 +182,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     rewrite(folder, lambda tensors: tensors.pop("model.layers.2.mlp.experts.4.up_proj.weight"))
     with pytest.raises(InputError, match=r"has no tensor model\.layers\.2\.mlp\.experts\.4\.up_proj\.weight"):
         load(folder, [0, 4])
-    Slice.load(ModelFiles(str(folder)), Span(first=0, end=2, count=4), "float32", CPU)  # does without it
+    Slice.load(ModelFiles(str(folder)), Span(first=0, end=2, count=4), "float32")  # does without it
 
 
 # -------------------------------------------------------------------------------------------------
@@ -189,7 +192,7 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
 def test_a_multimodal_gemma_is_found_under_either_name(prefix: str, tmp_path: Path) -> None:
     folder = make_variant(tmp_path, "gemma3")
-    tokens = torch.arange(9)
+    tokens = np.arange(9)
     expected = logits_of(load(folder, [0, 4]), tokens)
 
     def rename(tensors: dict[str, torch.Tensor]) -> None:
@@ -206,15 +209,14 @@ def test_a_multimodal_gemma_is_found_under_either_name(prefix: str, tmp_path: Pa
 def test_a_head_of_its_own_counts_where_the_config_ties_it(tmp_path: Path) -> None:
     """As in transformers, which does not tie what a checkpoint holds twice with different values."""
     folder = make_variant(tmp_path, "llama-tied")
-    head, tokens = torch.randn(VOCABULARY_SIZE, SMALL["hidden_size"]), torch.arange(20)
+    head, tokens = torch.randn(VOCABULARY_SIZE, SMALL["hidden_size"]), np.arange(20)
     rewrite(folder, lambda tensors: tensors.update({"lm_head.weight": head}))
     part = load_foretold(ModelFiles(str(folder)), Span(first=0, end=8, count=8))
     np.testing.assert_allclose(logits_of([part], tokens), plain_logits(folder, tokens), atol=2e-4, rtol=1e-4)
     rewrite(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
     whole = load(folder, [0, 8])[0]
-    assert whole.pieces.embedding is not None
-    assert whole.pieces.lm_head is not None
-    assert whole.pieces.embedding.weight is whole.pieces.lm_head.weight
+    assert whole.parts.embedding is not None
+    assert whole.parts.embedding.weights is whole.parts.lm_head.matrices[0].weights
 
 
 def test_tensors_that_nothing_would_use_are_refused(tmp_path: Path) -> None:
@@ -227,7 +229,7 @@ def test_tensors_that_nothing_would_use_are_refused(tmp_path: Path) -> None:
         save_file({**tensors, name: torch.ones(4)}, path)
         with pytest.raises(InputError, match=f"holds {re.escape(name)}, for which"):
             load(folder, [0, 4])
-        Slice.load(ModelFiles(str(folder)), Span(first=2, end=3, count=4), "float32", CPU)  # has none of them
+        Slice.load(ModelFiles(str(folder)), Span(first=2, end=3, count=4), "float32")  # has none of them
 
 
 # ----------------------------------------------------------------------------------------------------
@@ -268,7 +270,7 @@ def test_published_configs_are_run(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 16, **case["config"]}))
     config = ModelFiles(str(tmp_path)).config()
     family = family_of(config, name)
-    assert family.piece("DecoderLayer").__name__.startswith(family.prefix)
+    assert class_of(family, "DecoderLayer").__name__.startswith(family.prefix)
     assert context_max(config) == case["context"]
 
 
@@ -320,98 +322,117 @@ def test_no_family_of_transformers_is_refused_for_a_field_that_it_calls_somethin
                 ModelFiles(str(tmp_path)).raw_config()
 
 
-FUNCTIONS = {"SiLUActivation": "silu", "SiLU": "silu"}
+# ------------------------------------------------------------------------------------------- layers
 
 
-def slice_of(variant: str, dtype: str = "bfloat16", first: int = 2) -> Slice:
-    """Two layers or all of random weights; of layers with and without a window, or turns, both kinds."""
-    name, changes = VARIANTS[variant]
-    changes = {**SMALL, **changes}
-    changes = {"text_config": changes} if FAMILIES[name].part else changes
-    config = decoder_config(AutoConfig.for_model(name, **changes), variant)
-    end = 4 if first else config.num_hidden_layers
-    made = Pieces.build(
-        config, FAMILIES[name], Span(first=first, end=end, count=config.num_hidden_layers + 1)
-    )
-    generator = torch.Generator().manual_seed(1)
-    for module in made.loaded:
-        module.to_empty(device="cpu").to(getattr(torch, dtype))
-        for name, weights in itertools.chain(module.named_parameters(), module.named_buffers()):
-            kind = torch.float32 if name.endswith("correction_bias") else getattr(torch, dtype)
-            weights.data = (torch.randn(weights.shape, generator=generator) * 0.15).to(kind)
-    made.call_directly(kernel_of(dtype, CPU).product)
-    return Slice(made, dtype, CPU)
+def config_of_variant(name: str, **fields: Any) -> Any:
+    family, changes = VARIANTS[name]
+    changes = {**SMALL, **changes, **fields}
+    changes = {"text_config": changes} if FAMILIES[family].part else changes
+    return decoder_config(AutoConfig.for_model(family, **changes), name)
 
 
-def given_to(part: Slice, count: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(2)
-    width = part.spec.hidden + part.carried_width
-    return torch.randn((count, width), generator=generator).to(part.dtype)
+BIASES = [
+    {"attention_bias": True, "mlp_bias": True, "conv_bias": True},
+    {"attention_bias": False, "mlp_bias": False, "conv_bias": False},
+]
 
 
-def run(part: Slice, requests: list[tuple[int, int]]) -> torch.Tensor:
+@pytest.mark.parametrize("biases", [{}, *BIASES], ids=["as it is", "biases", "none"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_layers_have_the_parameters_of_transformers(name: str, biases: dict[str, bool]) -> None:
+    config = config_of_variant(name, **biases)
+    spec, family = spec_of(config), FAMILIES[config.model_type]
+    for number, own in enumerate(spec.layers):
+        with torch.device("meta"):
+            layer = class_of(family, "DecoderLayer")(config, number)
+        is_own, rows = own.source == number, spec.layer_input_tokens
+        shape = LayerShape(spec=own, family=family, hidden=spec.hidden, is_own=is_own, table_rows=rows)
+        expected = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
+        if family.joins_experts:  # whose inputs come first
+            joined = {name: shape for name, shape in expected.items() if len(shape) == 3}
+            expected |= {name: (count, outputs, inputs) for name, (count, inputs, outputs) in joined.items()}
+        found = {name: each.shape for name, each in shape.parameters().items()}
+        for name in [name for name in found if name.startswith("layer_input.")]:
+            del found[name]  # files have them of all layers
+        assert found == expected
+        constants = {
+            getattr(each, "eps", getattr(each, "variance_epsilon", None)) for each in layer.modules()
+        }
+        assert constants <= {spec.eps, None}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_position_embeddings_are_those_of_transformers(name: str) -> None:
+    """A power may be off by a last place there."""
+    config = config_of_variant(name)
+    spec, family = spec_of(config), FAMILIES[config.model_type]
+    theirs = class_of(family, "RotaryEmbedding")(config=config)
+    for number, own in enumerate(spec.layers):
+        kind, rotary = "", spec.rotaries[own.rotary]
+        if family.rotary_by_layer_type:
+            kind = f"{config.layer_types[number]}_"
+        found, expected = np.array(rotary.frequencies, np.float32), getattr(theirs, f"{kind}inv_freq").numpy()
+        assert found.shape == expected.shape
+        places = np.abs(found.view(np.int32).astype(np.int64) - expected.view(np.int32))
+        assert places.max() <= 1
+        assert rotary.scale == getattr(theirs, f"{kind}attention_scaling")
+
+
+def slice_of(name: str, dtype: str, engine: Callable[[Any], Engine]) -> Slice:
+    """All layers but the last norm, of random weights."""
+    config = config_of_variant(name)
+    spec, family, generator = spec_of(config), FAMILIES[config.model_type], np.random.default_rng(1)
+    found = engine(spec)
+
+    def values(shape: tuple[int, ...], role: str) -> Any:
+        numbers = generator.standard_normal(shape, np.float32) * np.float32(0.15)
+        held = found.array(narrowed(numbers, "float32" if role in ("exact", "number") else dtype))
+        if role == "experts":
+            return tuple((found.matrix(each),) for each in held)
+        return (found.matrix(held),) if role == "matrix" else held
+
+    parts: dict[Any, Any] = {EMBEDDING: Plain(values((spec.vocabulary, spec.hidden), "table"))}
+    for number, own in enumerate(spec.layers):
+        is_own, rows = own.source == number, spec.layer_input_tokens
+        shape = LayerShape(spec=own, family=family, hidden=spec.hidden, is_own=is_own, table_rows=rows)
+        given = {key: values(each.shape, each.role) for key, each in shape.parameters().items()}
+        parts[number] = shape.parts(given, spec.eps, found)
+    count = len(spec.layers)
+    return Slice(spec, Span(first=0, end=count, count=count + 1), SliceParts(parts), found, dtype, 0)
+
+
+def run(part: Slice, requests: list[tuple[int, int]]) -> np.ndarray:
     """What layers give for so many rows each of some requests, behind what they have run."""
     parts = [
-        part_of(request, [0] * count, first=first, sampled=np.zeros(count, dtype=np.bool_))
+        part_of(
+            request,
+            [7 * row % 97 + request for row in range(first, first + count)],
+            first=first,
+            sampled=np.zeros(count, dtype=np.bool_),
+        )
         for request, (first, count) in enumerate(requests)
     ]
-    return part.forward(job_of(*parts), given_to(part, sum(count for _, count in requests)))[1]
-
-
-PROGRAMS = (
-    *("llama-grouped", "qwen2-sliding", "qwen3", "mistral-sliding", "gemma2", "smollm3", "granite"),
-    *("llama-rope3", "qwen2", "gemma3-text", "phi3-longrope", "olmo2", "lfm2"),
-    *("olmoe", "qwen3-moe", "mixtral", "glm4-moe", "gpt-oss", "qwen3.5-text", "qwen3.5-moe"),
-    *("gemma4-text", "gemma4-unified-text", "gemma4-mixture"),
-)
+    return np.asarray(part.engine.numpy(part.forward(job_of(*parts), None)[1]))
 
 
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("variant", PROGRAMS)
-def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype: str) -> None:
-    part, rows = slice_of(variant, dtype, first=0), 20
+@pytest.mark.parametrize("name", VARIANTS)
+def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: str) -> None:
+    part, rows = slice_of(name, dtype, lambda spec: Cpu(dtype, "", spec.norm)), 20
     part.open_cache(0, 64)
-    places, tokens = np.arange(rows), [3 * row for row in range(rows)]
-    hidden = part.pieces.embed(torch.tensor(tokens)).detach().numpy()
-    embedding, family, lags = hidden, part.pieces.family, places[:, None] - places
-    held = dict[int, plain.Held]()
-    common = {own: name for name, own in family.layer_names.items()}
-    for number, layer in enumerate(part.pieces.layers):
-        spec = part.spec.layers[number]
-        products, norms, vectors = dict[str, Any](), dict[str, Any](), dict[str, Any]()
-        for own, each in layer.named_modules():
-            name = common.get(own, own)
-            name = name if name == f"{LAYER_INPUT}.norm" else name[name.rfind(".") + 1 :]
-            if hasattr(each, "in_features"):
-                products[name] = functools.partial(multiplied, of=each)
-            elif hasattr(each, "eps") or hasattr(each, "variance_epsilon"):
-                norms[name] = functools.partial(normed, of=each, how=getattr(each, "how", "cast, scale"))
-            elif isinstance(each, torch.nn.Conv1d):
-                vectors["conv"] = each.weight.detach()[:, 0].float().numpy()
-        for name, each in itertools.chain(layer.named_parameters(), layer.named_buffers()):
-            leaf = "conv.bias" if name.endswith("conv.bias") else name[name.rfind(".") + 1 :]
-            vectors |= {leaf: each.detach().float().numpy()} if each.dim() == 1 else {}
-        if "A_log" in vectors:
-            vectors["fading"] = plain.exp(vectors["A_log"])
-        modules = {name[name.rfind(".") + 1 :]: each for name, each in layer.named_modules()}
-        router, experts = modules.get("router", modules.get("gate")), list[dict[str, Any]]()
-        if router is not None:
-            kind = "f4" if family.router == "sigmoid" else dtype
-            products["gate"] = functools.partial(routed, router=router, kind=kind)
-            stacks = dict(modules["experts"].named_parameters())
-            for place in range(spec.dense.mixture.experts):
-                stack = {name: each[place] for name, each in stacks.items()}
-                experts.append({name: functools.partial(multiplied, of=stack, name=name) for name in EXPERTS})
-        token = plain.Token(embedding)
-        if spec.dense.input_width:
-            own = modules[LAYER_INPUT]
-            factor = torch.tensor(own.table_scale).to(part.dtype).item()
-            token = plain.Token(embedding, own.table.weight.detach().numpy()[tokens], factor)
-        kind = f"{part.config.layer_types[number]}_" if family.rotary_by_layer_type else ""
-        turns = getattr(part.pieces.rotary, f"{kind}inv_freq").float().numpy()
-        scale = np.float32(getattr(part.pieces.rotary, f"{kind}attention_scaling"))
-        angles = plain.angles(places[None], turns, scale, hidden.dtype)
+    places, tokens = np.arange(rows), 3 * np.arange(rows)
+    embedding = hidden = embedded(part.engine, part.spec, part.parts.embedding, tokens)
+    lags, held = places[:, None] - places, dict[int, plain.Held]()
+    for number, spec in enumerate(part.spec.layers):
+        assert spec.dense is not None
+        mixer, rotary = spec.dense.mixer, part.spec.rotaries[spec.rotary]
+        state = None
+        if isinstance(mixer, DeltaRule):
+            state = np.zeros((1, mixer.heads, mixer.key_width, mixer.value_width), np.float32)
+        turns = np.array(rotary.frequencies, np.float32)
+        angles = plain.angles(places[None], turns, float(np.float32(rotary.scale)), hidden.dtype)
         seen = held[number] = plain.Held(
             dense=spec.dense,
             keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
@@ -420,51 +441,62 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(variant: str, dtype
             paths=np.where((lags >= 0) & (lags < (spec.window or rows)), places, -1),
             inputs=np.zeros((64, spec.inputs), hidden.dtype),
             lines=np.maximum(places[:, None] - np.arange(spec.window)[::-1], -1),
-            states=np.zeros((1, *state_shape(part.config)), np.float32) if spec.state else None,
+            states=state,
             steps=np.stack([places, 0 * places, 0 * places, places], 1),
         )
         if spec.source != number:
             seen.keys, seen.values = held[spec.source].keys, held[spec.source].values
-        parts = plain.Parts(products=products, norms=norms, vectors=vectors, experts=experts)
+        given = part.parts.layer(number)
+        parts = definition.parts_of(given, spec, part.spec.norm, hidden, plain.lanes_product)
+        token = definition.token_of(given, embedding, tokens)
         hidden = plain.layer(spec, parts, hidden, angles, seen, token)
-    job = job_of(part_of(0, tokens, sampled=np.zeros(rows, dtype=np.bool_)))
-    assert np.array_equal(part.forward(job, None)[1].numpy(), hidden)
+    job = job_of(part_of(0, tokens.tolist(), sampled=np.zeros(rows, dtype=np.bool_)))
+    assert np.array_equal(part.forward(job, None)[1][:, : part.spec.hidden], hidden)
 
 
-def normed(rows: np.ndarray, of: Any, how: Any) -> np.ndarray:
-    weight = of.weight.detach().numpy() if "weight" in of._parameters else np.ones(rows.shape[-1], rows.dtype)
-    return plain.norm(rows, weight, of.variance_epsilon if hasattr(of, "variance_epsilon") else of.eps, how)
+def in_lanes(x: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    given = None if bias is None else array_of(bias)
+    return tensor_of(multiplied(array_of(x), Plain(array_of(weights)), given))
 
 
-EXPERTS = ("gate_up_proj", "down_proj")
-
-
-def multiplied(rows: np.ndarray, of: Any, name: str = "") -> np.ndarray:
-    """By a layer, or by an expert's weights, in the precision of what is given, rounded once."""
-    weight, bias = (of[name], of.get(f"{name}_bias")) if name else (of.weight, of.bias)
-    found = plain.lanes_product(rows, weight.detach().numpy())
-    return (found if bias is None else found + bias.detach().numpy()).astype(rows.dtype)
-
-
-def routed(rows: np.ndarray, router: Any, kind: str) -> np.ndarray:
-    bias = getattr(router, "bias", None)
-    if hasattr(router, "proj"):  # Gemma 4's
-        rows = plain.norm(rows, router.scale.detach().numpy(), router.norm.eps, "cast, scale")
-        rows = (rows.astype(np.float32) * np.float32(router.scalar_root_size)).astype(rows.dtype)
-        router = router.proj
-    found = plain.product(rows.astype(np.float32), router.weight.detach().float().numpy())
-    return (found if bias is None else found + bias.detach().float().numpy()).astype(kind)
-
-
-@pytest.mark.parametrize("variant", PROGRAMS)
-def test_layers_by_torch_have_the_bits_of_programs(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As GPUs compute them, here with the same products."""
-    first = slice_of(variant)
-    monkeypatch.setattr(passes, "_is_on_cpu", lambda module: False)
-    end = slice_of(variant)
-    assert {type(layer) for layer in end.layers} == {TorchLayer}
-    for part in (first, end):
+@pytest.mark.parametrize("dtype", nightly(["bfloat16"], DTYPES))
+@pytest.mark.parametrize("name", VARIANTS)
+def test_torch_computes_layers_with_the_bits_of_programs(
+    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on GPUs, here with the same products."""
+    monkeypatch.setattr(gpu, "in_blocks", in_lanes)
+    programs = slice_of(name, dtype, lambda spec: Cpu(dtype, "", spec.norm))
+    torchs = slice_of(name, dtype, lambda spec: Gpu(dtype, "torch-in-blocks", spec.norm, "cpu"))
+    for part in (programs, torchs):
         part.open_cache(0, 64)
         part.open_cache(1, 64)
     for requests in ([(0, 20), (0, 3)], [(20, 1)], [(21, 2), (3, 1)]):
-        assert torch.equal(run(first, requests), run(end, requests))
+        assert np.array_equal(run(torchs, requests), run(programs, requests))
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((name, "float32") for name in nightly(sorted(VARIANTS)[::3], VARIANTS)),
+        *((name, dtype) for name in nightly(["glm4-moe"], ["glm4-moe", "gemma4"]) for dtype in ROUNDINGS),
+        ("gguf", FILED),
+    ],
+)
+def test_whole_models_by_torch_are_faithful(
+    name: str, dtype: str, variant: Callable[[str], Path], tmp_path: Path
+) -> None:
+    if dtype == FILED:
+        path = ggufs.convert(ggufs.make(tmp_path / "checkpoint", "gemma4"), tmp_path / "m.gguf", ggufs.KEPT)
+    else:
+        path = variant(name)
+    files, tokens = ModelFiles(str(path)), np.arange(40)
+    count = len(files.spec.layers)
+    span, engine = Span(first=0, end=count, count=count), Gpu(dtype, "plain", files.spec.norm, "cpu")
+    parts = load_parts(files.spec, span, files.tensors(), dtype, engine)
+    part = Slice(files.spec, span, parts, engine, ACTIVATIONS[dtype], parts.weight_bytes)
+    if dtype == "float32":
+        expected = logits_of(load_stages(path, 1, dtype), tokens)
+        np.testing.assert_allclose(logits_of([part], tokens), expected, atol=2e-4, rtol=1e-4)
+    else:
+        assert_faithful(path, dtype, part)

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGML_QUANT_SIZES, GGUFReader
 from gguf import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
@@ -23,16 +21,17 @@ from flowspec.model.arithmetic.packed import FORMS, packed, unpacked
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.blocks import panels_of
 from flowspec.model.gguf.file import KEPT_TYPES
-from flowspec.model.gguf_layers import GgufLinear, Part, PlainGgufLinear, stay_packed
-from flowspec.model.pieces import Span
+from flowspec.model.gpu import Gpu
+from flowspec.model.parts import Linear, Packed
 from flowspec.model.slice import Slice
-from flowspec.model.spec import spec_of
+from flowspec.model.weights import Span
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from flowspec.runtime.session import pick_dtype
 from tests.ggufs import KEPT, PLAIN, convert, make
-from tests.model.slices import CPU, assert_faithful, load_foretold
+from tests.model.functions import multiplied
+from tests.model.slices import assert_faithful, load_foretold
 from tests.nightly import nightly
 
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -53,11 +52,8 @@ def rows_of(kind: str, outputs: int, units: int, seed: int) -> np.ndarray:
     return found.reshape(outputs, -1)
 
 
-def layer_of(kind: str, outputs: int, units: int, seed: int, linear: type[GgufLinear]) -> nn.Linear:
-    inputs = units * FORMS[kind].unit
-    found = nn.Linear(inputs, outputs, bias=False, device="meta")
-    panels = torch.from_numpy(panels_of(kind, rows_of(kind, outputs, units, seed), inputs))
-    stay_packed(found, (Part(kind, panels, outputs),), linear, torch.bfloat16)
+def panels_with(kind: str, outputs: int, units: int, seed: int) -> np.ndarray:
+    found: np.ndarray = panels_of(kind, rows_of(kind, outputs, units, seed), units * FORMS[kind].unit)
     return found
 
 
@@ -85,36 +81,34 @@ def test_panels_hold_the_files_weights_in_as_many_bytes(
 
 @pytest.mark.arm
 @pytest.mark.parametrize("kind", FORMS)
-@torch.inference_mode()
 def test_products_are_those_of_the_files_weights_with_rows_that_are_near(kind: str) -> None:
     """An error in an unpacked scale or minimum moves an output by far more than rounding rows does."""
     form = FORMS[kind]
     for outputs, units in ((33, 1), (48, 4)):
-        layer = layer_of(kind, outputs, units, 5, GgufLinear)
+        matrix = Packed(kind, panels_with(kind, outputs, units, 5), outputs)
         weights = dequantize(rows_of(kind, outputs, units, 5), Kind[kind]).astype(np.float64)
-        generator, noise = torch.Generator().manual_seed(7), []
+        generator, noise = np.random.default_rng(7), list[float]()
         for count in (1, 2, 7, 16):
-            rows = torch.randn(count, units * form.unit, generator=generator)
-            off = np.abs(layer(rows).double().numpy() - rows.double().numpy() @ weights.T)
-            groups = rows.abs().view(count, -1, 32).amax(dim=2).double().numpy()  # largest of each group
+            rows = generator.standard_normal((count, units * form.unit), np.float32)
+            off = np.abs(multiplied(rows, matrix) - rows.astype(np.float64) @ weights.T)
+            groups = np.abs(rows).reshape(count, -1, 32).max(axis=2)  # largest of each group
             sizes = np.abs(weights).reshape(outputs, -1, 32).sum(axis=2)
             assert (off <= 1e-4 * sizes.sum(axis=1) + groups @ sizes.T / 254).all()
-            noise.extend(off**2)
+            noise.extend((off**2).tolist())
         # of all rows: what rounding one row does goes the same way in all outputs
         assert np.sqrt(np.mean(noise) / (weights**2).sum(axis=1).mean()) < 0.012
 
 
-@torch.inference_mode()
-def test_the_plain_kernel_takes_rows_as_they_are() -> None:
-    torch.manual_seed(2)
-    for kind in FORMS:
-        layer = layer_of(kind, 21, 2, 3, PlainGgufLinear)
+def test_a_gpu_takes_rows_as_they_are() -> None:
+    engine = Gpu("float32", "plain", "cast, scale", "cpu")
+    for kind, form in FORMS.items():
+        matrix = engine.filed_matrix(kind, panels_with(kind, 21, 2, 3), 21)
         weights = dequantize(rows_of(kind, 21, 2, 3), Kind[kind]).astype(np.float64)
-        rows = torch.randn(5, layer.in_features)
-        expected = rows.double().numpy() @ weights.T
-        np.testing.assert_allclose(
-            layer(rows).double().numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(weights).max()
-        )
+        rows = np.random.default_rng(2).standard_normal((5, 2 * form.unit), np.float32)
+        linear = Linear(inputs=rows.shape[1], matrices=(matrix,))
+        found = engine.numpy(engine.rows(rows.shape[1], linear=linear)(engine.array(rows)))
+        expected = rows.astype(np.float64) @ weights.T
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(weights).max())
 
 
 @pytest.fixture(scope="module")
@@ -154,10 +148,9 @@ def test_uneven_layers_are_faithful(name: str, kind: Kind, plain: tuple[str, ...
 def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path: Path) -> None:
     path = convert(make(tmp_path / "checkpoint", name), tmp_path / "m.gguf", KEPT)
     files = ModelFiles(str(path))
-    config = files.config()
-    count = config.num_hidden_layers
+    count = len(files.spec.layers)
     sizes = {each.name: int(each.n_bytes) for each in GGUFReader(path).tensors}
-    shape, span = shape_of(spec_of(config), name, files.filed_bytes), Span(first=0, end=count, count=count)
+    shape, span = shape_of(files.spec, name, files.filed_bytes), Span(first=0, end=count, count=count)
     rounded = sizes.get("per_layer_model_proj.weight", 0) * (1 - 34 / 128)  # of float32, to Q8_0
     assert load_foretold(files, span, FILED).weight_bytes == pytest.approx(
         sum(sizes.values()) - rounded, rel=0.02
@@ -165,9 +158,8 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
     for first, end in ((0, 1), (1, count), (0, count)):
         span = Span(first=first, end=end, count=count)
         foretold = load_foretold(files, span, FILED).weight_bytes
-        ends = {"first": span.is_first, "last": span.is_last}
-        weights = counted_weights(files, shape)
-        planned = stage_memory(shape, weights, FILED, end - first, **ends, context=100, users=1)
+        own = shape, counted_weights(files, shape), FILED, end - first
+        planned = stage_memory(*own, first=span.is_first, last=span.is_last, context=100, users=1)
         assert foretold <= planned.weight_bytes * 1.01, "a plan that is too small is refused by its devices"
         assert planned.weight_bytes < (1.6 if name == "gemma4" else 1.4) * foretold, (
             "all as its largest layer"
@@ -176,10 +168,9 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
 
 def test_tied_embeddings_are_there_once_and_weights_given_back_to_the_file(tmp_path: Path) -> None:
     path = convert(make(tmp_path / "checkpoint", "llama-tied"), tmp_path / "m.gguf", KEPT)
-    part = Slice.load(ModelFiles(str(path)), Span(first=0, end=4, count=4), FILED, CPU)
-    assert part.pieces.embedding is not None
-    assert part.pieces.lm_head is not None
-    assert part.pieces.embedding.parts[0].panels is part.pieces.lm_head.parts[0].panels
+    part = Slice.load(ModelFiles(str(path)), Span(first=0, end=4, count=4), FILED)
+    assert part.parts.embedding is not None
+    assert part.parts.embedding.panels is part.parts.lm_head.matrices[0].panels
     # One copy: what was read of the file is not kept in memory beside the panels.
     path = convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "m.gguf", Kind.Q8_0)
     files = ModelFiles(str(path))
@@ -200,7 +191,7 @@ def test_what_is_not_packed_throughout_runs_in_another_precision(tmp_path: Path)
             pick_dtype(FILED, files, files.config())
     mixed = ModelFiles(str(tmp_path / "2.gguf"))
     with pytest.raises(InputError, match=r"^blk\.0\..*weight is not packed in a form that layers "):
-        Slice.load(mixed, Span(first=0, end=4, count=4), FILED, CPU)
+        Slice.load(mixed, Span(first=0, end=4, count=4), FILED)
     files = ModelFiles(str(make(tmp_path / "checkpoint", "llama")))
     with pytest.raises(InputError, match="leave --dtype out"):
         pick_dtype(FILED, files, files.config())

@@ -27,15 +27,15 @@ from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf import tensors as gguf_tensors
 from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
-from flowspec.model.pieces import Span
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.model.spec import context_max
 from flowspec.model.support import family_of
 from flowspec.model.text import Tokenizer, recommended
+from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_memory
 from tests.ggufs import PLAIN, SHAPES, WIDE, convert, make
-from tests.model.slices import CPU, load_stages, logits_of
+from tests.model.slices import load_stages, logits_of
 from tests.nightly import NIGHT, nightly
 from tests.vocabularies import bundled
 
@@ -55,7 +55,7 @@ def llama_file(llama: Path) -> Path:
 
 def check_logits(path: Path, reference: Reference) -> None:
     """Of three slices, row by row."""
-    found = logits_of(load_stages(path, 3), torch.tensor(PROMPT))
+    found = logits_of(load_stages(path, 3), np.array(PROMPT))
     expected = reference.forced_logits(PROMPT[:1], list(PROMPT[1:]))
     np.testing.assert_allclose(found, expected, atol=5e-4, rtol=1e-4)
 
@@ -105,7 +105,7 @@ def test_a_slice_reads_its_own_tensors_only_and_is_as_large_as_foretold(
         span = Span(first=first, end=end, count=4)
         foretold = slice_memory(files, span, dtype, 100).weight_bytes
         assert not read, "nothing is read to count"
-        assert Slice.load(files, span, dtype, CPU).weight_bytes == foretold
+        assert Slice.load(files, span, dtype).weight_bytes == foretold
         own = {0: {"token_embd.weight"}, 3: {"output_norm.weight", "output.weight"}}.get(first, set())
         assert {name for name in read if not name.startswith("blk.")} == own
         assert {int(name.split(".")[1]) for name in read if name.startswith("blk.")} == set(range(first, end))
@@ -243,8 +243,9 @@ def qwen35(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_linear_attention_has_the_checkpoints_bits(qwen35: Path, tmp_path: Path) -> None:
-    paths, tokens = (qwen35, convert(qwen35, tmp_path / "m.gguf")), torch.arange(40) * 7 % 300
-    assert np.array_equal(*(logits_of(load_stages(path, 1), tokens) for path in paths))
+    paths, tokens = (qwen35, convert(qwen35, tmp_path / "m.gguf")), np.arange(40) * 7 % 300
+    found, expected = (logits_of(load_stages(path, 1), tokens) for path in paths)
+    assert np.array_equal(found, expected)
 
 
 def test_which_layers_have_states(qwen35: Path, tmp_path: Path) -> None:
@@ -331,7 +332,7 @@ def test_tensors_that_do_not_fit_are_refused(
     made = {name: np.ones(shape, np.float32) for name, shape in extra.items()}
     path = convert(llama, tmp_path / "m.gguf", extra=made, drop=tuple(drop))
     with pytest.raises(InputError, match=re.escape(message)):
-        Slice.load(ModelFiles(str(path)), Span(first=0, end=1, count=4), "float32", CPU)
+        Slice.load(ModelFiles(str(path)), Span(first=0, end=1, count=4), "float32")
 
 
 def test_a_type_that_nobody_unpacks_is_refused(llama_file: Path, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from flowspec.model.gguf.tensors import CONVERSIONS, GgufTensors
 from flowspec.model.spec import experts_of, spec_of
 from tests.ggufs import ARCHITECTURES, SHAPES
 from tests.nightly import nightly
+from tests.specs import class_of
 
 CONVERTED_AS = {"smollm3": "llama", "granite": "llama", "olmoe": "qwen3moe"}
 """Architectures that transformers does not know, by one that llama.cpp's converter treats alike."""
@@ -39,7 +40,7 @@ def parameters(family: Family, config: Any, layer: int) -> list[str]:
     """A layer's, as checkpoints may call them, with `{}` for an expert; names of single matrices come after
     those of joined ones."""
     with torch.device("meta"):
-        names = family.piece("DecoderLayer")(config, layer).state_dict()
+        names = class_of(family, "DecoderLayer")(config, layer).state_dict()
     found: list[str] = []
     for name in names:
         ways = family.ways_to_stack(name) or ((family.renamed.get(name, name),),)

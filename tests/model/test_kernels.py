@@ -17,13 +17,19 @@ from flowspec.errors import InputError
 from flowspec.folders import locked
 from flowspec.model import trials
 from flowspec.model.arithmetic import build, cases, compiled, trial
-from flowspec.model.families import FAMILIES
-from flowspec.model.kernels import DIGITS, GROUPS32, LANES16, PAIRS16, kernel_of, kernels_of
-from flowspec.model.spec import DENSE
-from flowspec.model.trials import NoRightKernelError, prepare, run_trial
+from flowspec.model.cpu import Cpu
+from flowspec.model.engine import engine_of
+from flowspec.model.trials import (
+    DIGITS,
+    GROUPS32,
+    LANES16,
+    PAIRS16,
+    NoRightKernelError,
+    prepare,
+    run_trial,
+)
 from tests import warm
 from tests.model import definition
-from tests.model.slices import CPU
 
 RIGHT = build.build()
 PACKED = {"int8": DIGITS, "int4": GROUPS32, "gguf": GROUPS32}
@@ -51,7 +57,6 @@ def builds(monkeypatch: pytest.MonkeyPatch, *paths: Path | None) -> None:
 def test_what_is_built_has_the_bits_of_the_definition() -> None:
     """Which made what it is tried by: this has no kernel."""
     assert definition.golden() == json.loads(trial.GOLDEN.read_text("utf-8"))
-    assert {family for family in FAMILIES} == DENSE.keys(), "each is made of operations that are tried"
     names = {case.name for case in cases.cases(has_pairs=True)}
     assert len(names) > 55, "all are different"
     assert prepare()[0].fault == ""
@@ -61,16 +66,19 @@ def test_what_is_built_has_the_bits_of_the_definition() -> None:
 def test_each_precision_has_its_arithmetic() -> None:
     has_pairs = prepare()[0].has_pairs
     for dtype in ("float32", "bfloat16", "float16", *PACKED):
-        expected = (PACKED[dtype],) if dtype in PACKED else (LANES16,)
+        expected: tuple[str, ...] = (PACKED[dtype],) if dtype in PACKED else (LANES16,)
         if dtype == "bfloat16" and has_pairs:
             expected = PAIRS16, LANES16
         found = run_trial(dtype, "cpu")
         assert found.arithmetics == expected
         assert (found.kernel, found.detour) == (expected[0], "")
-        for name in expected:
-            assert kernel_of(dtype, CPU, name) in kernels_of(dtype, CPU)
+        for name in ("", *expected):
+            engine = engine_of(dtype, "cpu", "cast, scale", name)
+            assert isinstance(engine, Cpu)
+            is_in_pairs = name in (PAIRS16, "") and expected[0] == PAIRS16
+            assert engine._how.plain == ("pairs" if is_in_pairs else "linear")
         with pytest.raises(InputError, match=f"the arithmetic other of {dtype}, .* has {expected[0]}"):
-            kernel_of(dtype, CPU, "other")
+            engine_of(dtype, "cpu", "cast, scale", "other")
 
 
 FAULTS = {
@@ -103,7 +111,7 @@ def shim(does: str, folder: Path) -> Path:
 def test_a_build_for_less_of_the_processor_takes_the_place_of_one_that_is_broken(
     does: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert [name for name, _ in compiled.Call._fields_].index("rows") == 8, "the shim reads it there"
+    assert [each[0] for each in compiled.Call._fields_].index("rows") == 8, "the shim reads it there"
     broken, shares = shim(does, tmp_path), list[float]()
     builds(monkeypatch, broken, RIGHT)
     monkeypatch.setattr(trials, "TELL_S", 0.1)

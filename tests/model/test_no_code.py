@@ -23,8 +23,8 @@ from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
-from flowspec.model.bridge import tensor_of
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.gpu import tensor_of
 from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, load_pickled, pickled_words
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer

@@ -12,27 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.model.arithmetic.arrays import F32, narrowed
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.arithmetic.plain import rounded_groups
+from flowspec.model.arithmetic.plain import DIGIT, rounded_groups
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
-from flowspec.model.quantised import (
-    DIGIT,
-    LINEARS,
-    Int4Linear,
-    PanelInt4Linear,
-    PanelInt8Linear,
-    quantise,
-)
 from flowspec.model.reference import Reference
+from flowspec.model.rounding import ROUNDINGS
+from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_memory
-from tests.model.slices import PLAIN_LINEARS, assert_faithful, load_foretold, packed_layer
+from tests.model.functions import multiplied, rounded_matrix
+from tests.model.slices import assert_faithful, load_foretold
 from tests.nightly import nightly
 
 
-@torch.inference_mode()
+def exact(x: F32, weights: F32) -> np.ndarray:
+    return np.asarray(x.astype(np.float64) @ weights.astype(np.float64).T)
+
+
 @given(
-    kind=st.sampled_from([*LINEARS]),
+    kind=st.sampled_from([*ROUNDINGS]),
     rows=st.integers(1, 45),
     shape=st.sampled_from([(32, 32), (32, 96), (1000, 512), (48, 4096)]),
     seed=st.integers(0, 9),
@@ -41,33 +39,32 @@ from tests.nightly import nightly
 def test_a_row_does_not_depend_on_the_rows_beside_it(
     kind: str, rows: int, shape: tuple[int, int], seed: int, size: float
 ) -> None:
-    torch.manual_seed(seed)
-    layer = packed_layer((torch.randn(shape) * 0.02).bfloat16(), PLAIN_LINEARS[kind])
-    x = torch.randn(rows, shape[1]) * size  # float32, so that no rounding hides a difference
-    x[0] *= 100
-    whole = layer(x)
+    generator = np.random.default_rng(seed)
+    matrix = rounded_matrix(kind, narrowed(generator.standard_normal(shape) * 0.02, "bfloat16"))
+    x = generator.standard_normal((rows, shape[1])).astype(np.float32) * np.float32(size)
+    x[0] *= 100  # float32, so that no rounding hides a difference
+    whole = multiplied(x, matrix)
     for count in {1, 2, rows // 2 or 1, rows}:
-        first = int(torch.randint(0, max(1, rows - count + 1), ()))
-        assert torch.equal(layer(x[first : first + count]), whole[first : first + count])
+        first = int(generator.integers(0, max(1, rows - count + 1)))
+        assert np.array_equal(multiplied(x[first : first + count], matrix), whole[first : first + count])
 
 
 @pytest.mark.arm
-@torch.inference_mode()
 def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
     """No product is lost to saturation, even where all are as large as they can be."""
-    torch.manual_seed(2)
-    weights = torch.randint(-127, 128, (24, 515)).float()
+    generator = np.random.default_rng(2)
+    weights = generator.integers(-127, 128, (24, 515)).astype(np.float32)
     weights[:, 0] = 127  # so that each output's scale is 1
     weights[0], weights[1] = 127, -127
-    x = torch.randint(-DIGIT, DIGIT + 1, (9, 515)).float()
+    x = generator.integers(-DIGIT, DIGIT + 1, (9, 515)).astype(np.float32)
     x[:, 0] = DIGIT  # so that each row's scale is 1, too
-    x[0], x[1] = DIGIT, torch.tensor([DIGIT, -DIGIT]).repeat(258)[:515]
-    finer = x.clamp(1 - DIGIT, DIGIT - 1) + torch.randint(-DIGIT, DIGIT + 1, x.shape) / (2 * DIGIT)
+    x[0], x[1] = DIGIT, np.tile([DIGIT, -DIGIT], 258)[:515]
+    digits = generator.integers(-DIGIT, DIGIT + 1, x.shape).astype(np.float32)
+    finer = x.clip(1 - DIGIT, DIGIT - 1) + digits / np.float32(2 * DIGIT)
     finer[:, 0] = DIGIT
-    expected = finer.double() @ weights.double().t()
-    layer = packed_layer(weights, PanelInt8Linear)
-    assert torch.equal(layer(x).double(), x.double() @ weights.double().t())
-    assert (layer(finer).double() - expected).abs().max() < 1e-6 * expected.abs().max(), (
+    expected, matrix = exact(finer, weights), rounded_matrix("int8", weights)
+    assert np.array_equal(multiplied(x, matrix), exact(x, weights))
+    assert np.abs(multiplied(finer, matrix) - expected).max() < 1e-6 * np.abs(expected).max(), (
         "the second digit is exact, too"
     )
 
@@ -79,52 +76,49 @@ def test_rows_are_rounded_by_one_division() -> None:
     groups = (generator.integers(-126, 126, (64, 128, GROUP)) + 0.5) / 127
     groups[:, :, 7] = 1.0
     groups = (groups * generator.random((64, 128, 1))).astype(np.float32)
-    levels, steps = rounded_groups(torch.from_numpy(groups.reshape(64, -1)))
+    levels, steps = rounded_groups(groups.reshape(64, -1))
     peak = np.abs(groups).max(axis=2, keepdims=True)
-    assert np.array_equal(levels.numpy(), np.rint(groups * (np.float32(127) / peak)))
-    assert np.array_equal(steps.numpy(), (peak / np.float32(127))[..., 0])
+    assert np.array_equal(levels, np.rint(groups * (np.float32(127) / peak)))
+    assert np.array_equal(steps, (peak / np.float32(127))[..., 0])
 
 
 @pytest.mark.arm
-@torch.inference_mode()
 def test_int4_is_an_exact_product_of_rounded_weights_and_rounded_rows() -> None:
     """No product is lost to saturation, even where all are as large as they can be."""
-    torch.manual_seed(2)
-    weights, x = torch.randint(-8, 8, (24, 160)).float(), torch.randint(-127, 128, (9, 160)).float()
+    generator = np.random.default_rng(2)
+    weights = generator.integers(-8, 8, (24, 160)).astype(np.float32)
+    x = generator.integers(-127, 128, (9, 160)).astype(np.float32)
     weights[:, ::32], x[:, ::32] = -8, 127  # so that each group's scale and step are 1
-    weights[0], weights[1], x[0], x[1] = -8, torch.tensor([-8.0, 7.0]).repeat(80), 127, -127
-    expected = x.double() @ weights.double().t()
-    assert torch.equal(packed_layer(weights, PanelInt4Linear)(x).double(), expected)
+    weights[0], weights[1], x[0], x[1] = -8, np.tile([-8.0, 7.0], 80), 127, -127
+    assert np.array_equal(multiplied(x, rounded_matrix("int4", weights)), exact(x, weights))
 
 
 def test_int4_takes_the_scale_by_which_a_group_loses_least() -> None:
     """Beside the one scale of Q4_0's usual rounding, by which the largest weight falls on level -8."""
-    torch.manual_seed(4)
-    groups = torch.randn(4096, GROUP)
-    largest = groups.gather(1, groups.abs().argmax(dim=1, keepdim=True))
-    usual = (groups / (largest / -8)).round().clamp(-8, 7) * (largest / -8)
-    found = Int4Linear.widened(Int4Linear.rounded(groups), GROUP)
-    lost = (found - groups).square().sum(dim=1)
-    usually = (usual - groups).square().sum(dim=1)
+    groups = np.random.default_rng(4).standard_normal((4096, GROUP), np.float32)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=1)[:, None], 1)
+    usual = np.rint(groups / (largest / -8)).clip(-8, 7) * (largest / -8)
+    rounding = ROUNDINGS["int4"]
+    found = rounding.widen(rounding.round(groups), GROUP)
+    lost, usually = (np.square(each - groups).sum(axis=1) for each in (found, usual))
     assert (lost < 1.2 * usually).all(), "but for what rounding the scale itself costs"
-    assert (lost.sum() / groups.square().sum()).sqrt() < 0.084, "the usual one loses .086"
+    assert np.sqrt(lost.sum() / np.square(groups).sum()) < 0.084, "the usual one loses .086"
 
 
 @pytest.mark.arm
-@torch.inference_mode()
 def test_rows_of_zeros_and_of_no_numbers() -> None:
-    for linear in PLAIN_LINEARS.values():
-        layer = packed_layer(torch.randn(16, 64), linear)
-        assert torch.equal(layer(torch.zeros(3, 64)), torch.zeros(3, 16))
-        assert layer(torch.zeros(0, 64)).shape == (0, 16)
-        broken = torch.ones(2, 64)
-        broken[1, 3] = float("nan")
-        found = layer(broken)
-        assert torch.isfinite(found[0]).all()
-        assert not torch.isfinite(found[1]).any(), "what overflowed must show, not turn into numbers"
+    for kind in ROUNDINGS:
+        matrix = rounded_matrix(kind, np.random.default_rng(1).standard_normal((16, 64), np.float32))
+        assert np.array_equal(multiplied(np.zeros((3, 64), np.float32), matrix), np.zeros((3, 16)))
+        assert multiplied(np.zeros((0, 64), np.float32), matrix).shape == (0, 16)
+        broken = np.ones((2, 64), np.float32)
+        broken[1, 3] = np.nan
+        found = multiplied(broken, matrix)
+        assert np.isfinite(found[0]).all()
+        assert not np.isfinite(found[1]).any(), "what overflowed must show, not turn into numbers"
 
 
-@pytest.mark.parametrize("kind", LINEARS)
+@pytest.mark.parametrize("kind", ROUNDINGS)
 @pytest.mark.parametrize("name", ["qwen2", "qwen3-moe-fused", *nightly([], ["gemma3", "olmoe"])])
 def test_slices_are_faithful_to_the_quantised_model(
     kind: str, name: str, variant: Callable[[str], Path]
@@ -132,13 +126,13 @@ def test_slices_are_faithful_to_the_quantised_model(
     assert_faithful(variant(name), kind)
 
 
-@pytest.mark.parametrize("kind", LINEARS)
+@pytest.mark.parametrize("kind", ROUNDINGS)
 @pytest.mark.parametrize("name", ["llama-tied", "qwen3-moe"])
 def test_slices_take_the_memory_that_was_foretold(
     kind: str, name: str, variant: Callable[[str], Path]
 ) -> None:
     files = ModelFiles(str(variant(name)))
-    count = files.config().num_hidden_layers
+    count = len(files.spec.layers)
     for first, end in ((0, count), (0, 2), (2, count)):
         span = Span(first=first, end=end, count=count)
         taken = load_foretold(files, span, kind).weight_bytes
@@ -153,22 +147,17 @@ def test_a_model_whose_widths_are_no_whole_groups_is_packed_too(tmp_path: Path) 
 # ------------------------------------------------------------------------------------------ the reference
 
 
-@pytest.mark.parametrize("dtype", PLAIN_LINEARS)
+@pytest.mark.parametrize("dtype", ROUNDINGS)
 def test_widened_weights_are_what_a_kernel_multiplies_by(dtype: str) -> None:
-    kind = PLAIN_LINEARS[dtype]
-    torch.manual_seed(1)
-    weight = torch.randn(50, 96)
-    layer = torch.nn.Linear(96, 50, bias=False)
-    quantise(layer, weight, kind)
-    with torch.inference_mode():
-        found = layer(torch.eye(96)).T
-    values = kind.widened(kind.rounded(weight), 96)
-    assert values.shape == weight.shape
-    torch.testing.assert_close(found, values, rtol=2**-20, atol=1e-6)
-    assert (values - weight).abs().max() < {"int8": 0.02, "int4": 0.35}[dtype], "and that is near the weight"
+    rounding, weights = ROUNDINGS[dtype], np.random.default_rng(1).standard_normal((50, 96), np.float32)
+    found = multiplied(np.eye(96, dtype=np.float32), rounded_matrix(dtype, weights)).T
+    values = rounding.widen(rounding.round(weights), 96)
+    assert values.shape == weights.shape
+    np.testing.assert_allclose(found, values, rtol=2**-20, atol=1e-6)
+    assert np.abs(values - weights).max() < {"int8": 0.02, "int4": 0.35}[dtype], "and that is near the weight"
 
 
-@pytest.mark.parametrize("dtype", PLAIN_LINEARS)
+@pytest.mark.parametrize("dtype", ROUNDINGS)
 @pytest.mark.parametrize("name", ["llama-tied", "olmoe"])
 def test_of_packed_weights_matrices_are_rounded_and_the_embedding_is_not(
     name: str, dtype: str, variant: Callable[[str], Path]

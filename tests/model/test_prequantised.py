@@ -24,7 +24,6 @@ from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.packed import FORMS, GROUP, numbers_of
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.prequantised.scheme import scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors
 from flowspec.model.reference import Reference
@@ -32,8 +31,9 @@ from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, Safetens
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.support import family_of
+from flowspec.model.weights import Span
 from flowspec.runtime.session import pick_dtype
-from tests.model.slices import CPU, assert_faithful, load_foretold, rewrite
+from tests.model.slices import assert_faithful, load_foretold, rewrite
 from tests.nightly import nightly
 from tests.prequantised import convert
 
@@ -225,7 +225,7 @@ def test_a_damaged_matrix_is_refused_in_one_line(
 ) -> None:
     files = damaged(made(method), tmp_path / "damaged", change)
     with pytest.raises(InputError) as caught:
-        Slice.load(files, Span(first=0, end=1, count=4), FILED, CPU)
+        Slice.load(files, Span(first=0, end=1, count=4), FILED)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
 

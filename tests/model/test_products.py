@@ -1,5 +1,5 @@
 """Products of `canonical.c`: in lanes, in pairs of bfloat16 and in halves, each is its definition, number by
-number, for any shape and threads; and a mixture's experts in one call have the bits of each alone."""
+number, for any shape and threads."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import ctypes.util
 import struct
 from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.model.arithmetic import operations, plain
-from flowspec.model.arithmetic.compiled_torch import TensorLibrary as Library
-from flowspec.model.products import pairs16
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.arrays import F32, narrowed, widened
+from flowspec.model.arithmetic.compiled import Library
+from flowspec.model.parts import Plain
+from tests.model import functions
+from tests.model.functions import Array, multiplied
 from tests.model.slices import threads_of
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+DTYPES = ("float32", "bfloat16", "float16")
 LEAST = -126
 """Numbers below 2 to this count as zeros."""
-Products = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Products = Callable[[F32, F32], F32]
+"""Of numbers of bfloat16."""
 
 
 def places(number: Fraction) -> int:
@@ -44,7 +48,7 @@ def step(a: Fraction, b: Fraction, total: Fraction) -> Fraction:
     return found if abs(found) >= Fraction(2) ** LEAST else Fraction(0)
 
 
-def exactly(x: torch.Tensor, weights: torch.Tensor) -> list[list[float]]:
+def exactly(x: F32, weights: F32) -> list[list[float]]:
     """What a row of results is, from steps in fractions, and lanes summed in halves by numbers of 32 bits."""
 
     def one(row: list[float], weight: list[float]) -> float:
@@ -63,28 +67,42 @@ def exactly(x: torch.Tensor, weights: torch.Tensor) -> list[list[float]]:
     return [[one(row, weight) for weight in weights.tolist()] for row in x.tolist()]
 
 
-def numbers(shape: tuple[int, int], powers: tuple[int, int], seed: int) -> torch.Tensor:
+def numbers(shape: tuple[int, int], powers: tuple[int, int], seed: int) -> F32:
     """Random numbers of bfloat16 times powers of two from the first to the last of these."""
-    generator = torch.Generator().manual_seed(seed)
-    times = torch.exp2(torch.randint(powers[0], powers[1] + 1, shape, generator=generator).float())
-    return (torch.randn(shape, generator=generator) * times).bfloat16()
+    generator = np.random.default_rng(seed)
+    times = np.exp2(generator.integers(powers[0], powers[1] + 1, shape))
+    return rounded(generator.standard_normal(shape) * times)
 
 
-def any_numbers(shape: tuple[int, int], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def rounded(x: Any) -> F32:
+    return widened(bits16(x))
+
+
+def bits16(x: Any) -> Array:
+    """As numbers of bfloat16."""
+    return narrowed(np.asarray(x, np.float32), "bfloat16")
+
+
+def any_numbers(shape: tuple[int, int], dtype: str, seed: int) -> Array:
+    return narrowed(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
+
+
+def pairs(x: F32, weights: F32) -> F32:
+    return functions.pairs(bits16(x), bits16(weights))
+
+
+@pytest.fixture
+def has_pairs(library: Library) -> None:
+    if not library.has_pairs:
+        pytest.skip("this processor does not multiply pairs of bfloat16")
 
 
 @pytest.fixture(params=["definition", "built"])
-def products(request: pytest.FixtureRequest, library: Library) -> Products:
+def products(request: pytest.FixtureRequest) -> Products:
     if request.param == "definition":
         return plain.pairs_product
-    return lambda x, weights: here(library).pairs(x, weights, torch.float32)
-
-
-def here(library: Library) -> Library:
-    if not library.has_pairs:
-        pytest.skip("this processor does not multiply pairs of bfloat16")
-    return library
+    request.getfixturevalue("has_pairs")
+    return pairs
 
 
 @pytest.mark.parametrize("powers", [(0, 0), (-8, 8), (-66, -60), (-140, 20)])
@@ -111,69 +129,68 @@ def test_orders_roundings_and_what_is_too_small(products: Products) -> None:
         ([least, -1.5 * least], [least, least]),  # too small after one step, and right after both
     ]
     for left, right in cases:
-        x, weights = (torch.tensor([each], dtype=torch.bfloat16) for each in (left, right))
+        x, weights = (rounded(np.array([each])) for each in (left, right))
         assert x.tolist() == [left]
         assert products(x, weights).tolist() == exactly(x, weights), (left, right)
-    assert exactly(torch.tensor([[-least * 2.0**-24, least]]), torch.tensor([[least, least]])) == [[0.0]]
-    assert exactly(torch.tensor([[-least * 2.0**-25, least]]), torch.tensor([[least, least]])) == [[least**2]]
+    for small, expected in ((2.0**-24, 0.0), (2.0**-25, least**2)):
+        assert exactly(rounded([[-least * small, least]]), rounded([[least, least]])) == [[expected]]
 
 
 def test_what_is_no_number_stays_what_it_is(products: Products) -> None:
     inf, nan, most = float("inf"), float("nan"), 2.0**127
-    x = torch.tensor([[inf, 1], [inf, -inf], [nan, 1], [most, most], [most, -inf], [0, inf]]).bfloat16()
-    weights = torch.tensor([[1, 1], [2, 2], [0, 1]]).bfloat16()
-    found = products(x, weights)
-    expected = torch.tensor(
+    x = rounded([[inf, 1], [inf, -inf], [nan, 1], [most, most], [most, -inf], [0, inf]])
+    weights = rounded([[1, 1], [2, 2], [0, 1]])
+    with np.errstate(all="ignore"):
+        found = products(x, weights)
+    expected = np.array(
         [[inf, inf, nan], [nan, nan, nan], [nan, nan, nan], [inf, inf, most], [-inf, -inf, -inf], [inf] * 3]
     )
-    assert torch.equal(found.nan_to_num(7, 8, 9), expected.nan_to_num(7, 8, 9))
+    assert np.array_equal(found, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "outputs"), [(300, 2080, 31), (70, 16416, 13), (23, 600, 700)])
-def test_many_rows_and_long_ones_are_divided_and_lose_none(
-    library: Library, rows: int, inputs: int, outputs: int
-) -> None:
+@pytest.mark.usefixtures("has_pairs")
+def test_many_rows_and_long_ones_are_divided_and_lose_none(rows: int, inputs: int, outputs: int) -> None:
     """Rows that do not fit beside each other, a block of weights, and outputs that are left over."""
-    pairs = here(library).pairs
     x, weights = numbers((rows, inputs), (-2, 2), 1), numbers((outputs, inputs), (-2, 2), 2)
-    found = pairs(x, weights, torch.float32)
-    exact = x.double() @ weights.double().T
-    assert (found - exact).abs().max() < 1e-6 * (x.double().abs() @ weights.double().abs().T).max()
+    found, wide = pairs(x, weights), (x.astype(np.float64), weights.astype(np.float64).T)
+    assert np.abs(found - wide[0] @ wide[1]).max() < 1e-6 * (np.abs(wide[0]) @ np.abs(wide[1])).max()
     for row in (0, rows // 2, rows - 1):
-        assert pairs(x[row : row + 1], weights, torch.float32).equal(found[row : row + 1])
+        assert np.array_equal(pairs(x[row : row + 1], weights), found[row : row + 1])
 
 
-def test_numbers_behind_a_row_do_not_matter(library: Library) -> None:
+@pytest.mark.usefixtures("has_pairs")
+def test_numbers_behind_a_row_do_not_matter() -> None:
     """Weights of the next row, and what lies behind the last one."""
-    room = torch.full((4, 75), float("nan"), dtype=torch.bfloat16)
-    room[:2] = numbers((2, 75), (0, 0), 1)
-    x = numbers((3, 75), (0, 0), 2)
-    found = here(library).pairs(x, room[:2], torch.float32)
-    assert found.equal(here(library).pairs(x, room[:2].clone(), torch.float32))
-    assert found.isfinite().all()
-    assert here(library).pairs(x[:0], room, torch.float32).shape == (0, 4)
-    bias = numbers((1, 2), (0, 0), 3)[0]  # is added before the result is rounded
-    assert pairs16(x, room[:2], bias).equal((found + bias).bfloat16())
-    assert pairs16(x, room[:2], None).equal(found.bfloat16())
+    room = np.full((4, 75), 0x7FC0, np.uint16)
+    room[:2] = bits16(numbers((2, 75), (0, 0), 1))
+    x, own = bits16(numbers((3, 75), (0, 0), 2)), room[:2].copy()
+    found = functions.pairs(x, room[:2])
+    assert np.array_equal(found, functions.pairs(x, own))
+    assert np.isfinite(found).all()
+    assert functions.pairs(x[:0], room).shape == (0, 4)
+    bias = bits16(numbers((1, 2), (0, 0), 3))[0]  # is added before the result is rounded
+    assert np.array_equal(multiplied(x, Plain(own), bias, plain="pairs"), bits16(found + widened(bias)))
+    assert np.array_equal(multiplied(x, Plain(own), plain="pairs"), bits16(found))
 
 
 @pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inputs", [5, 531])
-def test_lanes16_is_fused_steps_in_sixteen_lanes(library: Library, inputs: int, dtype: torch.dtype) -> None:
+def test_lanes16_is_fused_steps_in_sixteen_lanes(inputs: int, dtype: str) -> None:
     fused = ctypes.CDLL(ctypes.util.find_library("m")).fmaf
     fused.restype, fused.argtypes = ctypes.c_float, [ctypes.c_float] * 3
-    x, weights = any_numbers((1, inputs), torch.float32, 1), any_numbers((9, inputs), dtype, 2)
-    found = library.linear(x, weights)
+    x, weights = any_numbers((1, inputs), "float32", 1), any_numbers((9, inputs), dtype, 2)
+    found = multiplied(x, Plain(weights))
     row = x[0].tolist()
-    for output, weight in enumerate(weights.float().tolist()):
+    for output, weight in enumerate(widened(weights).tolist()):
         lanes = [0.0] * 16
         for at, (a, b) in enumerate(zip(row, weight, strict=True)):
             lanes[at % 16] = fused(a, b, lanes[at % 16])
         sums = np.array(lanes, np.float32)
         while len(sums) > 1:
             sums = sums[: len(sums) // 2] + sums[len(sums) // 2 :]
-        assert found[0, output].item() == sums[0]
+        assert found[0, output] == sums[0]
 
 
 @pytest.mark.arm
@@ -185,21 +202,20 @@ def test_lanes16_is_fused_steps_in_sixteen_lanes(library: Library, inputs: int, 
     dtype=st.sampled_from(DTYPES),
 )
 def test_a_row_has_the_same_bits_in_any_number_of_rows(
-    library: Library, rows: int, inputs: int, outputs: int, threads: int, dtype: torch.dtype
+    library: Library, rows: int, inputs: int, outputs: int, threads: int, dtype: str
 ) -> None:
-    x, weights = (
-        any_numbers((rows, inputs), torch.float32, rows),
-        any_numbers((outputs, inputs), dtype, outputs),
-    )
+    x = any_numbers((rows, inputs), "float32", rows)
+    weights = any_numbers((outputs, inputs), dtype, outputs)
     with threads_of(threads):
-        together = library.linear(x, weights)
-    assert together.equal(torch.cat([library.linear(row[None], weights) for row in x]))
+        together = multiplied(x, Plain(weights))
+    assert np.array_equal(together, np.concatenate([multiplied(row[None], Plain(weights)) for row in x]))
     if library.has_pairs:
-        x, weights = x.bfloat16(), weights.bfloat16()
+        x, weights = bits16(x), bits16(widened(weights))
         with threads_of(threads):
-            together = library.pairs(x, weights, torch.float32)
-            assert torch.equal(library.pairs(x, weights, torch.bfloat16), together.bfloat16())
-        assert together.equal(torch.cat([library.pairs(row[None], weights, torch.float32) for row in x]))
+            together = functions.pairs(x, weights)
+            assert np.array_equal(multiplied(x, Plain(weights), plain="pairs"), bits16(together))
+        alone = [functions.pairs(row[None], weights) for row in x]
+        assert np.array_equal(together, np.concatenate(alone))
 
 
 @pytest.mark.arm
@@ -211,26 +227,17 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows(
     threads=st.integers(1, 3),
 )
 def test_small_products_are_their_definition(
-    library: Library, rows: int, inputs: int, outputs: int, zeros: int, threads: int
+    rows: int, inputs: int, outputs: int, zeros: int, threads: int
 ) -> None:
     """As of a router."""
-    x, weights = (
-        any_numbers((rows, inputs), torch.float32, 1),
-        any_numbers((outputs, inputs), torch.float32, 2),
-    )
+    x, weights = any_numbers((rows, inputs), "float32", 1), any_numbers((outputs, inputs), "float32", 2)
     x[:, :zeros] = 0.0  # times less than nothing that is -0
     with threads_of(threads):
-        found = operations.product(x, weights)
-    assert found.view(torch.int32).equal(plain.product(x, weights).view(torch.int32))
+        found = functions.product(x, weights)
+    assert np.array_equal(found.view(np.int32), plain.product(x, weights).view(np.int32))
 
 
-def test_small_products_are_summed_in_halves(library: Library) -> None:
-    """One after another, 1e8 would swallow one of the ones; and C gets no other shapes and dtypes."""
-    found = plain.product(torch.ones(1, 4), torch.tensor([[1e8, 1.0, -1e8, 1.0]]))
-    assert found.item() == 2.0
-    x, weights = torch.ones(2, 8), torch.ones(3, 8)
-    for odd in (weights[:, :7], weights.double(), weights.T, torch.ones(3, 9)):
-        with pytest.raises(AssertionError):
-            library.halves(x, odd)
-    with pytest.raises(AssertionError):
-        library.halves(torch.ones(2, 0), torch.ones(3, 0))
+def test_small_products_are_summed_in_halves() -> None:
+    """One after another, 1e8 would swallow one of the ones."""
+    x, weights = np.ones((1, 4), np.float32), np.array([[1e8, 1.0, -1e8, 1.0]], np.float32)
+    assert plain.product(x, weights).item() == functions.product(x, weights).item() == 2.0

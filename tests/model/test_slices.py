@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +20,28 @@ from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, 
 from flowspec.core.stage.events import RunLayers
 from flowspec.errors import InputError
 from flowspec.model import layer_by_layer
-from flowspec.model.arithmetic.arrays import Numbers
-from flowspec.model.bridge import tensor_of
+from flowspec.model.arithmetic.arrays import Array, Numbers, narrowed
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import KeptModules, Span
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
-from tests.model.slices import CPU, chain, job_of, load, load_foretold, load_stages, part_of, rewrite
+from flowspec.model.weights import EMBEDDING, LM_HEAD, SliceParts, Span, arrays_of
+from tests.model.slices import chain, job_of, load, load_foretold, load_stages, part_of, rewrite
 
 LAYERS = 7
-TOKENS = torch.arange(3, 90)
+TOKENS = np.arange(3, 90)
 
 
-def states_through(slices: list[Slice], dead: frozenset[int] = frozenset()) -> torch.Tensor:
+def states_through(slices: list[Slice], dead: frozenset[int] = frozenset()) -> Array:
     """What the last slice's layers make of `TOKENS`; rows that are `dead` die in the middle of each slice."""
     rows: tuple[int, ...] = tuple(range(len(TOKENS)))
     states: Any = None
     for part in slices:
-        job, asked = chain(part, 1, TOKENS), itertools.count()
+        job, in_turn = chain(part, 1, TOKENS), itertools.chain([frozenset[int]()], itertools.repeat(dead))
         if rows != job.rows:  # the dead ones run once more: of a job of their own nothing is known here
-            whole = states.new_zeros((len(TOKENS), states.shape[1]))
+            whole = np.zeros((len(TOKENS), states.shape[1]), states.dtype)
             whole[list(rows)] = states
             states = whole
-        rows, states = part.forward(job, states, lambda asked=asked: dead if next(asked) else frozenset())
+        rows, states = part.forward(job, states, partial(next, in_turn))
     return states
 
 
@@ -50,7 +50,7 @@ def test_rows_that_die_take_what_goes_with_them(variant: Callable[[str], Path]) 
     alone = states_through(load(folder, [0, LAYERS]))
     dead = frozenset(range(80, len(TOKENS)))  # nobody sees them
     found = states_through(load(folder, [0, 3, 5, LAYERS]), dead)
-    assert torch.equal(found, alone[:80])
+    assert np.array_equal(found, alone[:80])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int4"])
@@ -65,9 +65,10 @@ def test_a_slice_has_the_inputs_of_its_own_layers_and_its_weights_are_foretold(
     for first, end in itertools.pairwise([0, 3, 5, LAYERS]):
         span = Span(first=first, end=end, count=LAYERS)
         part = load_foretold(files, span, dtype)
-        for index, layer in enumerate(part.pieces.layers, first):
-            own, found = table[:, 12 * index : 12 * (index + 1)], layer.layer_input.table.weight
-            assert torch.equal(found, own.to(found.dtype))
+        for index in range(first, end):
+            found: Any = part.parts.layer(index)["layer_input.table"]
+            own = table[:, 12 * index : 12 * (index + 1)].numpy()
+            assert np.array_equal(found.matrix.weights, narrowed(own, part.dtype))
 
 
 def test_what_all_layers_have_in_one_tensor_has_names_of_each(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_what_all_layers_have_in_one_tensor_has_names_of_each(tmp_path: Path) ->
         ("projection", projection, raw[projection][60:72]),
         ("norm", f"{root}per_layer_projection_norm.weight", raw[f"{root}per_layer_projection_norm.weight"]),
     ):
-        assert torch.equal(tensor_of(found.load(f"{own}{name}.weight", tuple(expected.shape))), expected)
+        assert np.array_equal(found.load(f"{own}{name}.weight", tuple(expected.shape)), expected)
         assert found.files_of(f"{own}{name}.weight") == (source,)
         assert files.weight_map()[f"{own}{name}.weight"] == "model.safetensors"
     rewrite(folder, lambda tensors: tensors.update({table: tensors[table][:, :-1].contiguous()}))
@@ -110,7 +111,7 @@ TEXT = np.random.default_rng(4).integers(0, VOCABULARY_SIZE, ROWS)
 
 
 @pytest.fixture(scope="module")
-def states(variant: Callable[[str], Path]) -> list[torch.Tensor]:
+def states(variant: Callable[[str], Path]) -> list[Array]:
     """The inputs of all layers and the output after the final norm, each `[rows, hidden]`."""
     plain: Any = AutoModelForCausalLM.from_pretrained(variant(PLAIN), dtype=torch.float32).eval()
     with torch.inference_mode():
@@ -118,7 +119,7 @@ def states(variant: Callable[[str], Path]) -> list[torch.Tensor]:
             input_ids=torch.from_numpy(TEXT)[None], use_cache=False, output_hidden_states=True
         ).hidden_states
     assert len(found) == DEPTH + 1
-    return [state[0] for state in found]
+    return [state[0].numpy() for state in found]
 
 
 def capturing(folder: Path, stage_count: int, captures: tuple[int, ...]) -> list[Slice]:
@@ -139,10 +140,10 @@ def job(kept: Sequence[int] = range(ROWS)) -> RunLayers:
 @pytest.mark.parametrize("captures", [(DEPTH,), (0,), (2, 4, 5), ()])
 @pytest.mark.parametrize("stage_count", [1, 4])
 def test_captures_are_the_hidden_states_of_the_plain_model(
-    variant: Callable[[str], Path], states: list[torch.Tensor], stage_count: int, captures: tuple[int, ...]
+    variant: Callable[[str], Path], states: list[Array], stage_count: int, captures: tuple[int, ...]
 ) -> None:
     """Each slice's own stand behind what goes on to the next one, which gets no others."""
-    payload: torch.Tensor | None = None
+    payload: Array | None = None
     captured = []
     for part in capturing(variant(PLAIN), stage_count, captures):
         rows, made, tokens, _ = part.run(job(), payload)
@@ -150,10 +151,10 @@ def test_captures_are_the_hidden_states_of_the_plain_model(
         onward = 0 if part.span.is_last else WIDTH
         payload = made[:, :onward]
         captured.append(made[:, onward:])
-    found = torch.cat(captured, dim=1)
-    expected = torch.cat([states[layer] for layer in captures], dim=1) if captures else torch.zeros(ROWS, 0)
+    found = np.concatenate(captured, axis=1)
+    expected = np.concatenate([states[0][:, :0], *(states[layer] for layer in captures)], axis=1)
     assert found.shape == expected.shape == (ROWS, WIDTH * len(captures))
-    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-4, rtol=1e-4)
+    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-4)
     assert len(tokens) == ROWS
 
 
@@ -163,17 +164,17 @@ def test_tokens_and_states_stay_the_same_bits_beside_captures(
 ) -> None:
     found = []
     for captures in ((), (1, 6, DEPTH)):
-        payload: torch.Tensor | None = None
+        payload: Array | None = None
         for part in capturing(variant(PLAIN), stage_count, captures):
             _, forwarded = part.forward(job(), payload)
             _, payload, tokens, _ = part.run(job(), payload)
         found.append((forwarded[:, :WIDTH], tokens))
-    assert torch.equal(found[0][0], found[1][0])
+    assert np.array_equal(found[0][0], found[1][0])
     assert found[0][1] == found[1][1]
 
 
 def test_rows_that_die_between_layers_take_their_captures_with_them(
-    variant: Callable[[str], Path], states: list[torch.Tensor]
+    variant: Callable[[str], Path], states: list[Array]
 ) -> None:
     captures = (1, 3, 6, DEPTH)
     first, last = capturing(variant(PLAIN), 2, captures)
@@ -193,8 +194,8 @@ def test_rows_that_die_between_layers_take_their_captures_with_them(
     )
     assert rows == tuple(range(7))
     assert len(tokens) == 7
-    expected = torch.cat([states[layer][:7] for layer in captures], dim=1)
-    np.testing.assert_allclose(features.numpy(), expected.numpy(), atol=1e-4, rtol=1e-4)
+    expected = np.concatenate([states[layer][:7] for layer in captures], axis=1)
+    np.testing.assert_allclose(features, expected, atol=1e-4, rtol=1e-4)
 
 
 COUNT = 4
@@ -212,12 +213,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def span(bounds: tuple[int, int]) -> Span:
     return Span(first=bounds[0], end=bounds[1], count=COUNT)
-
-
-def state_of(part: Slice) -> dict[str, torch.Tensor]:
-    """All that is loaded, by its place in the slice."""
-    states = [module.state_dict() for module in part.pieces.loaded]
-    return {f"{at}.{name}": each for at, state in enumerate(states) for name, each in state.items()}
 
 
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -239,33 +234,33 @@ def test_what_both_have_is_taken_over_and_the_rest_is_read(
     folder: Path, dtype: str, before: tuple[int, int], after: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = ModelFiles(str(folder))
-    old = Slice.load(files, span(before), dtype, CPU)
-    whole = Slice.load(files, span(after), dtype, CPU)
+    old = Slice.load(files, span(before), dtype)
+    whole = Slice.load(files, span(after), dtype)
     names = read_names(monkeypatch)
-    kept = old.pieces.kept_for(span(after))
-    part = Slice.load(files, span(after), dtype, CPU, kept=kept)
+    kept = old.kept_for(span(after))
+    part = Slice.load(files, span(after), dtype, kept=kept)
     both = set(range(*before)) & set(range(*after))
-    assert kept.layers.keys() == both
+    assert {owner for owner in kept.of if isinstance(owner, int)} == both
     read = {int(name.split(".layers.")[1].partition(".")[0]) for name in names if ".layers." in name}
     assert read == set(range(*after)) - both
-    ours, theirs = part.pieces.layers, old.pieces.layers
-    assert all(ours[index - after[0]] is theirs[index - before[0]] for index in both)
-    expected, found = state_of(whole), state_of(part)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(part.parts.of[owner] is old.parts.of[owner] for owner in kept.of)
+    assert part.parts.of.keys() == whole.parts.of.keys()
+    found, expected = ([*arrays_of(each.parts.of)] for each in (part, whole))
+    assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
     assert part.weight_bytes == whole.weight_bytes
 
 
 def test_what_is_kept_counts_with_its_weights_and_tied_ends_are_taken_over(
     folder: Path, tmp_path: Path
 ) -> None:
-    part = Slice.load(ModelFiles(str(folder)), span((0, 4)), "float32", CPU)
-    assert part.pieces.kept_for(span((0, 4))).weight_bytes == part.weight_bytes
-    assert KeptModules(layers={}).weight_bytes == 0
-    assert part.pieces.kept_for(span((1, 2))).weight_bytes == sum(
-        weight.numel() * weight.element_size() for weight in part.pieces.layers[1].parameters()
-    )
+    part = Slice.load(ModelFiles(str(folder)), span((0, 4)), "float32")
+    assert part.kept_for(span((0, 4))).weight_bytes == part.weight_bytes
+    assert SliceParts().weight_bytes == 0
+    own = sum(each.nbytes for each in arrays_of(part.parts.layer(1)))
+    assert part.kept_for(span((1, 2))).weight_bytes == own
     files = ModelFiles(str(make_checkpoint(tmp_path, "llama", KINDS["tied"])))
-    first = Slice.load(files, span((0, 2)), "float32", CPU)
-    assert first.pieces.kept_for(span((0, 4))).embedding is None, "there `lm_head` is the same matrix"
-    assert first.pieces.kept_for(span((0, 3))).embedding is first.pieces.embedding
+    first = Slice.load(files, span((0, 2)), "float32")
+    assert first.kept_for(span((0, 4))).embedding is None, "there `lm_head` is the same matrix"
+    assert first.kept_for(span((0, 3))).embedding is first.parts.embedding
+    whole = Slice.load(files, span((0, 4)), "float32")
+    assert {LM_HEAD, EMBEDDING} < whole.kept_for(span((0, 4))).of.keys()

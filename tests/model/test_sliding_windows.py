@@ -28,10 +28,9 @@ from flowspec.core.stage.slots import CacheRoom
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.model.spec import spec_of
 from flowspec.model.step_by_step import StepByStep
+from flowspec.model.weights import Span
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
@@ -154,8 +153,7 @@ def test_no_bit_depends_on_what_was_given_back(
     name: str, dtype: str, cache: str, variant: Callable[[str], Path]
 ) -> None:
     files, rng = ModelFiles(str(variant(name))), random.Random(name)
-    config = files.config()
-    spec = spec_of(config)
+    spec = files.spec
     tokens, has_states = max(spec.windows), any(spec.states)
     window = SlidingWindow(tokens=tokens, back=9, step=4, snapshot=6 if has_states else 0)
     head, run, spy = begun(files, dtype, cache, 3, 130, sliding_window=window)
@@ -204,13 +202,12 @@ def test_memory_is_foretold_to_the_byte(
     name: str, first: int, end: int, cache: str, variant: Callable[[str], Path]
 ) -> None:
     files = ModelFiles(str(variant(name)))
-    config, context = files.config(), 3072
-    count = config.num_hidden_layers
+    spec, context = files.spec, 3072
+    count = len(spec.layers)
     span, slots = Span(first=first, end=end, count=count), context + limits.TREE_NODES_MAX
-    spec = spec_of(config)
     window = window_for(spec.windows, context, has_states=any(spec.states))
     assert window is not None
-    part = Slice.load(files, span, "bfloat16", CPU, cache=cache)
+    part = Slice.load(files, span, "bfloat16", cache=cache)
     part.open_cache(1, slots, window.slots)
     assert part.opened_bytes == part.request_bytes(slots, window.slots) < slots * part.slot_bytes
     foretold = slice_memory(files, span, "bfloat16", context, cache=cache, window=window)
@@ -223,10 +220,8 @@ def test_memory_is_foretold_to_the_byte(
     )
     assert room.need(slots, window.slots) == foretold.cache_bytes, "as the head reckons"
     shape = shape_of(spec, name)
-    ends = {"first": first == 0, "last": end == count}
-    planned = partial(
-        stage_memory, shape, counted_weights(files, shape), "bfloat16", end - first, **ends, context=context
-    )
+    own = shape, counted_weights(files, shape), "bfloat16", end - first
+    planned = partial(stage_memory, *own, first=first == 0, last=end == count, context=context)
     assert planned(users=1, cache=cache, begin=first).cache_bytes == foretold.cache_bytes
     assert planned(users=1, cache=cache).cache_bytes >= foretold.cache_bytes, "wherever they are"
     with pytest.raises(InputError, match=f"a window of {window.tokens} positions, .*got 7 from the head"):
@@ -257,8 +252,7 @@ def test_no_bit_depends_on_what_was_copied(
     name: str, dtype: str, cache: str, stages: int, variant: Callable[[str], Path]
 ) -> None:
     files = ModelFiles(str(variant(name)))
-    config, rng = files.config(), random.Random(f"{name} {dtype}")
-    spec = spec_of(config)
+    spec, rng = files.spec, random.Random(f"{name} {dtype}")
     tokens, has_states = max(spec.windows), any(spec.states)
     window = (
         SlidingWindow(tokens=tokens, back=24, step=4, snapshot=6 if has_states else 0) if tokens else None

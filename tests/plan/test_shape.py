@@ -1,5 +1,4 @@
-"""Model shapes: their weights are those of the published models, and of the modules that really are
-loaded."""
+"""Model shapes: their weights are those of the published models, and of transformers' modules."""
 
 from __future__ import annotations
 
@@ -7,13 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.pieces import Pieces, Span
 from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
 from flowspec.plan.memory import drafter_memory, layer_outputs, weights_of
 from flowspec.plan.shape import SHAPES, ModelShape, eagle_shape, find_shape, shape_of
 
@@ -45,45 +42,52 @@ def test_known_shapes_have_the_published_number_of_parameters(name: str) -> None
     assert shape.params + embedding == pytest.approx(published, rel=0.01)
 
 
-def counted(modules: list[torch.nn.Module]) -> int:
+def counted(*modules: torch.nn.Module) -> int:
     return sum(
         parameter.numel() for module in modules for parameter in module.parameters() if parameter.dim() > 1
     )
 
 
-def pieces_of(family: str, layers: int, **settings: Any) -> tuple[ModelShape, Pieces]:
+def modules_of(config: Any) -> Any:
+    """The whole model, without numbers."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def both_of(family: str, **settings: Any) -> tuple[ModelShape, Any]:
+    """A model's shape, and its decoder."""
     config = AutoConfig.for_model(family, **settings)
-    shape = shape_of(spec_of(config), family)
-    return shape, Pieces.build(config, family_of(config, "m"), Span(first=0, end=layers, count=layers))
+    return shape_of(spec_of(config), family), modules_of(config).model
 
 
 def test_layers_of_several_kinds_count_as_their_average() -> None:
     """LFM2-1.2B, as published (1,170,340,608 parameters); layers with states, as Qwen3.5-4B has; layers that
     share keys, as Gemma 4 E2B's, which have no keys and wider networks."""
     lfm2 = {"hidden_size": 2048, "block_ff_dim": 12288, "num_hidden_layers": 16}
-    shape, pieces = pieces_of("lfm2", 16, **lfm2, full_attn_idxs=[2, 5, 8, 10, 12, 14])
+    shape, decoder = both_of("lfm2", **lfm2, full_attn_idxs=[2, 5, 8, 10, 12, 14])
     assert (shape.intermediate, shape.attention_share) == (8192, 6 / 16)
-    assert shape.layers * shape.layer_params == pytest.approx(counted(pieces.layers), rel=1e-3)
+    assert shape.layers * shape.layer_params == pytest.approx(counted(decoder.layers), rel=1e-3)
     assert shape.params == pytest.approx(1_170_340_608, rel=1e-3)
     qwen = {"hidden_size": 2560, "intermediate_size": 9216, "tie_word_embeddings": True}
-    shape, pieces = pieces_of("qwen3_5_text", 32, **qwen)
-    assert shape.layers * shape.layer_params == pytest.approx(counted(pieces.layers), rel=1e-3)
+    shape, decoder = both_of("qwen3_5_text", **qwen)
+    assert shape.layers * shape.layer_params == pytest.approx(counted(decoder.layers), rel=1e-3)
     assert shape.attention_share == 8 / 32
     assert shape.held(0, 4).state_numbers == 3 * 32 * 128 * 128, "2 MiB in each of three"
     gemma = {"hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35}
     gemma |= {"num_key_value_heads": 1, "num_kv_shared_layers": 20, "use_double_wide_mlp": True}
     kinds = (["sliding_attention"] * 4 + ["full_attention"]) * 7
-    shape, pieces = pieces_of("gemma4_text", 35, **gemma, layer_types=kinds)
+    shape, decoder = both_of("gemma4_text", **gemma, layer_types=kinds)
     in_all = shape.layers * (shape.layer_params + shape.table)
-    assert in_all == pytest.approx(counted(pieces.layers), rel=1e-6)
+    inputs = decoder.embed_tokens_per_layer, decoder.per_layer_model_projection
+    assert in_all == pytest.approx(counted(decoder.layers, *inputs), rel=1e-6)
     assert shape.carried == 1536 + 2 * 256 + 2 * 512
     assert weights_of(shape).table == 262144 * 256
 
 
 def layer_of(family: str, **settings: Any) -> tuple[ModelShape, torch.nn.Module]:
     """A model's shape, and its one layer."""
-    shape, pieces = pieces_of(family, 1, **settings, num_hidden_layers=1)
-    return shape, pieces.layers[0]
+    shape, decoder = both_of(family, **settings, num_hidden_layers=1)
+    return shape, decoder.layers[0]
 
 
 def matrices_of(module: torch.nn.Module, *without: str) -> list[torch.nn.Parameter]:
@@ -133,12 +137,11 @@ def test_the_shape_of_a_config_has_the_weights_of_its_layers(name: str) -> None:
     config = files.config()
     shape = shape_of(spec_of(config), name)
     count = config.num_hidden_layers
-    pieces = Pieces.build(config, family_of(config, name), Span(first=0, end=count, count=count))
+    model = modules_of(config)
     assert (shape.name, shape.layers, shape.vocabulary) == (name, count, config.vocab_size)
-    assert shape.layers * shape.layer_params == counted(pieces.layers)
-    assert pieces.lm_head is not None
-    assert shape.head_params == counted([pieces.lm_head])
-    assert shape.params == counted([*pieces.layers, pieces.lm_head])
+    assert shape.layers * shape.layer_params == counted(model.model.layers)
+    assert shape.head_params == counted(model.lm_head)
+    assert shape.params == counted(model.model.layers, model.lm_head)
     assert shape.cache_values() == 2 * config.num_key_value_heads * config.head_dim
 
 

@@ -26,6 +26,7 @@ from flowspec.core.protocol.cluster_messages import (
     Welcome,
 )
 from flowspec.core.protocol.messages import Commit, Message, Open, Sampling, SegmentPart
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
@@ -58,10 +59,11 @@ def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -
         dtype="float32",
         context=context,
         stages=tuple(split_layers(devices, 8, None)),
+        spec=files.spec,
     )
 
 
-def whole_model(model: str, fingerprint: str) -> Assign:
+def whole_model(model: str, fingerprint: str, spec: ModelSpec | None = None) -> Assign:
     """All layers for one daemon."""
     return Assign(
         model=model,
@@ -75,6 +77,7 @@ def whole_model(model: str, fingerprint: str) -> Assign:
         next_name="",
         dtype="float32",
         context=100,
+        spec=spec,
     )
 
 
@@ -92,6 +95,7 @@ def drafter_for(folder: Path, daemon: LocalDaemon, context: int = 300) -> Placed
         stages=(stage,),
         vocabulary=VOCABULARY_SIZE,
         drafting=Drafting(vocabulary=VOCABULARY_SIZE, coupled=True),
+        spec=files.spec,
     )
     return PlacedDrafter(name=folder.name, plan=plan)
 

@@ -39,7 +39,7 @@ class Bench:
     def assign(self, bounds: tuple[int, int], *, is_beside: bool = False) -> Assign:
         first, end = bounds
         return replace(
-            whole_model(self.files.model, self.files.fingerprint()),
+            whole_model(self.files.model, self.files.fingerprint(), self.files.spec),
             stages=2,
             first_layer=first,
             end_layer=end,

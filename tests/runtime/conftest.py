@@ -34,7 +34,7 @@ def reference(folder: Path) -> Reference:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(SHARED, family="llama", log_level="CRITICAL") as started:
+    with LocalCluster(SHARED, log_level="CRITICAL") as started:
         yield started
 
 
@@ -62,7 +62,7 @@ def lent(daemons: list[LocalDaemon], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def doomed() -> Iterator[list[LocalDaemon]]:
     """Daemons that a test may kill."""
-    with LocalCluster(3, family="llama", log_level="CRITICAL") as started:
+    with LocalCluster(3, log_level="CRITICAL") as started:
         yield started.wait()
 
 

@@ -6,19 +6,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from flowspec.core.cluster.daemon import Loaded, SliceRoom
 from flowspec.core.protocol import limits
 from flowspec.core.stage.events import OpenCache
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span, arrays_of
 from flowspec.runtime import background_loader as beside
 from flowspec.runtime import loading
 from flowspec.runtime.compute import WorkFailed
 from flowspec.runtime.machine import Machine
-from tests.model.slices import CPU
 from tests.runtime.compute_bench import CONTEXT, Bench
 
 COUNT = 8
@@ -41,13 +40,10 @@ def prepare(bench: Bench, assignment_id: int = 2) -> Any:
 def is_right(bench: Bench, bounds: tuple[int, int]) -> bool:
     """Whether the slice that it runs is the one that would be loaded afresh."""
     span = Span(first=bounds[0], end=bounds[1], count=COUNT)
-    fresh = Slice.load(bench.files, span, "float32", CPU).pieces.loaded
-    pairs = zip(fresh, bench.slice().pieces.loaded, strict=True)
-    return bench.slice().span == span and all(
-        torch.equal(weight, own)
-        for module, ours in pairs
-        for weight, own in zip(module.state_dict().values(), ours.state_dict().values(), strict=True)
-    )
+    fresh, own = Slice.load(bench.files, span, "float32"), bench.slice()
+    assert fresh.parts.of.keys() == own.parts.of.keys()
+    pairs = zip(*(arrays_of((*part.parts.of.values(),)) for part in (fresh, own)), strict=True)
+    return own.span == span and all(np.array_equal(weight, ours) for weight, ours in pairs)
 
 
 def test_what_is_made_ready_is_there_when_it_is_assigned_and_the_other_runs_until_then(
@@ -61,11 +57,12 @@ def test_what_is_made_ready_is_there_when_it_is_assigned_and_the_other_runs_unti
     assert made.load_s == 0
     assert seen == [beside.NICENESS], "the thread that loads has a low priority"
     assert bench.slice() is before
-    shared = before.pieces.layers[2:]
+    shared = [before.parts.layer(number) for number in (2, 3)]
     bench.progress.clear()
     assert bench.load(3, NEXT).reused
     assert bench.progress == ["asking for weights"], "nothing is loaded"
-    assert bench.slice().pieces.layers[:2] == shared
+    found = bench.slice().parts
+    assert all(found.layer(number) is layer for number, layer in zip((2, 3), shared, strict=True))
     assert is_right(bench, NEXT)
 
 
@@ -132,5 +129,5 @@ def test_memory_that_is_left_is_for_layers_and_for_caches_that_are_open(
     part.open_cache(1, CONTEXT)
     assert loading.room_beside(need, None, part, machine) is SliceRoom.AFTER
     free_bytes = 0
-    kept = part.pieces.kept_for(part.span)
+    kept = part.kept_for(part.span)
     assert loading.room_beside(need, kept, part, machine) is SliceRoom.NONE

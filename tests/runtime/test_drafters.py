@@ -163,7 +163,7 @@ def test_four_at_once_with_three_drafters_one_of_which_is_killed_and_comes_back(
         if isinstance(event, Drafted):
             heard[event.drafter] += 1
 
-    with LocalCluster(4, family="llama", log_level="CRITICAL") as started:
+    with LocalCluster(4, log_level="CRITICAL") as started:
         stage, victim, *others = started.wait()
         drafters = [
             drafter_for(each, daemon) for each, daemon in zip(folders, (victim, *others), strict=True)

@@ -7,8 +7,8 @@ import select
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from flowspec.core.head.events import Draft, Drafted, SendToDrafter, TakeFeatures
 from flowspec.core.head.features import check_features
@@ -16,8 +16,9 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.messages import Features, Proposal, Release, Segment
 from flowspec.errors import ClusterError, InputError, PeerError
+from flowspec.model.arithmetic.arrays import Array, narrowed, widened
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
-from flowspec.runtime.compute import Crashed, WorkFailed, split, to_torch, to_wire
+from flowspec.runtime.compute import Crashed, WorkFailed, split, to_array, to_wire
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.transport import Wake
 from flowspec.wire.codec import Tensor, joined
@@ -46,8 +47,8 @@ class Notebook:
     def release(self, message: Release) -> None:
         self.told.append(message)
 
-    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: torch.Tensor) -> None:
-        self.told.append((request, epoch, tuple(ids), features.tolist()))
+    def take_features(self, request: int, epoch: int, ids: Sequence[int], features: Array) -> None:
+        self.told.append((request, epoch, tuple(ids), widened(features).tolist()))
 
 
 @pytest.fixture
@@ -73,8 +74,8 @@ def result(thread: DraftThread, wake: Wake) -> Any:
 
 def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[DraftThread, Notebook, Wake]) -> None:
     running, drafter, wake = thread
-    features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.bfloat16)
-    first_row, second_row, third_row = to_wire(features).apart()
+    features = narrowed(np.array([[1, 2], [3, 4], [5, 6]], np.float32), "bfloat16")
+    first_row, second_row, third_row = to_wire(features, "bfloat16").apart()
     running.post(job(0))
     for message in (
         TakeFeatures(request=1, epoch=0, nodes=(7, 8), rows=((first_row,), (second_row,))),
@@ -102,7 +103,7 @@ def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[DraftThread, N
     [
         (InputError("wrong"), InputError),
         (MemoryError(), ClusterError),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), ClusterError),
+        (RuntimeError("CUDA out of memory"), ClusterError),
         (KeyError("a bug"), KeyError),
     ],
 )
@@ -156,13 +157,13 @@ def test_features_of_another_shape_than_was_asked_for_are_the_stages_fault() -> 
 
 def test_what_was_captured_is_taken_off_behind_all_that_the_next_stage_needs() -> None:
     """Which may be more than hidden states, and more than came (`core.protocol.model_spec`)."""
-    states = torch.arange(2 * 9, dtype=torch.float32).view(2, 9)
-    onward, captured = split(states, 4)
+    states = np.arange(2 * 9, dtype=np.float32).reshape(2, 9)
+    onward, captured = split(states, 4, "float32")
     assert onward is not None
-    assert torch.equal(to_torch(onward, (0, 1)), states[:, :5])
+    assert np.array_equal(to_array(onward, (0, 1)), states[:, :5])
     assert [row.rows for row in captured] == [1, 1]
-    assert torch.equal(to_torch(joined([(row,) for row in captured]), (0, 1)), states[:, 5:])
-    assert split(states, 9)[0] is None, "the last stage"
-    onward, captured = split(states, 0)
+    assert np.array_equal(to_array(joined([(row,) for row in captured]), (0, 1)), states[:, 5:])
+    assert split(states, 9, "float32")[0] is None, "the last stage"
+    onward, captured = split(states, 0, "float32")
     assert onward is not None
     assert (onward.width, captured) == (9, ())

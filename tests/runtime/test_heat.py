@@ -128,7 +128,7 @@ def test_a_device_that_has_become_slower_gets_fewer_layers(
     expected = reference.generate(PROMPT, Sampling(), COUNT, frozenset())
     notes: list[str] = []
     splits = [BEFORE]
-    with LocalCluster(2, family="llama", log_level="CRITICAL", devices=(board, hot)) as started:
+    with LocalCluster(2, log_level="CRITICAL", devices=(board, hot)) as started:
         plan = plan_for(folder, started.wait())
 
         def replan(names: Sequence[str], slowness: Mapping[str, float]) -> ClusterPlan:

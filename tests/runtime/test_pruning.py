@@ -32,8 +32,10 @@ from flowspec.core.stage.events import (
     Trim,
 )
 from flowspec.core.stage.stage import StageCore
+from flowspec.model.attention import Angles
+from flowspec.model.cpu import _Pass
 from flowspec.model.files import ModelFiles
-from flowspec.model.slice import _Rows
+from flowspec.model.program import LayerProgram
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
@@ -109,15 +111,15 @@ class Stage:
 def loaded(folder: Path) -> Iterator[tuple[Bench, list[Watched]]]:
     bench = Bench(folder)
     bench.load(next(ASSIGNMENT_IDS), (0, LAYERS))
-    layers, run_layer, part = [Watched() for _ in range(LAYERS)], _Rows.run_layer, bench.slice()
+    layers, run_layer, part = [Watched() for _ in range(LAYERS)], _Pass.run, bench.slice()
 
-    def run(rows: _Rows, place: int) -> None:
-        if rows._part is part:
-            layers[place].look(rows.hidden.shape[1])
-        run_layer(rows, place)
+    def run(rows: _Pass, layer: LayerProgram, angles: Angles) -> None:
+        if layer in part.layers:
+            layers[part.layers.index(layer)].look(len(rows.hidden))
+        run_layer(rows, layer, angles)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_Rows, "run_layer", run)
+        patch.setattr(_Pass, "run", run)
         yield bench, layers
     bench.close()
 

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -28,15 +27,14 @@ from flowspec.host_memory import HostMemory
 from flowspec.memory_claims import MemoryClaims, claims_folder
 from flowspec.model import accelerator
 from flowspec.model.files import ModelFiles
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
+from flowspec.model.weights import Span
 from flowspec.plan.memory import SliceMemory
 from flowspec.runtime.loading import check_memory, kept_memory
 from tests.daemons import daemon_process
 from tests.runtime.clusters import Peer, wait_until, whole_model
 
 MIB = 1 << 20
-CPU = torch.device("cpu")
 SPAN = Span(first=0, end=2, count=8)
 NEED = SliceMemory(weight_bytes=50 * MIB, cache_bytes=20 * MIB)
 ASSIGN = replace(whole_model("m", "f"), stages=4, end_layer=2, next_hop="127.0.0.1:7701", next_name="next")
@@ -73,7 +71,7 @@ class Shared:
         write_own(self.path, claim)
 
     def check(self) -> int:
-        return check_memory(NEED, SPAN, ASSIGN, CPU, None, self.claims)
+        return check_memory(NEED, SPAN, ASSIGN, "cpu", None, self.claims)
 
 
 @pytest.fixture
@@ -84,19 +82,19 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
 
 
 def test_the_caches_of_four_daemons_fit_together(alone: MemoryClaims) -> None:
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, None, alone) == 950 * MIB
-    left = check_memory(NEED, SPAN, ASSIGN, CPU, None, alone, 4)
+    assert check_memory(NEED, SPAN, ASSIGN, "cpu", None, alone) == 950 * MIB
+    left = check_memory(NEED, SPAN, ASSIGN, "cpu", None, alone, 4)
     assert left == 200 * MIB
     assert 4 * (left + NEED.weight_bytes) <= 1000 * MIB
 
 
 def test_one_conversation_always_fits_and_what_does_not_is_refused(alone: MemoryClaims) -> None:
     large = SliceMemory(weight_bytes=400 * MIB, cache_bytes=20 * MIB)
-    left = check_memory(large, SPAN, ASSIGN, CPU, None, alone, 4)
+    left = check_memory(large, SPAN, ASSIGN, "cpu", None, alone, 4)
     assert slots_in(left, 1) == 20 * MIB, "with room to work beside it"
     with pytest.raises(NoRoomError, match="1000 MiB are free here;"):
-        check_memory(replace(large, weight_bytes=990 * MIB), SPAN, ASSIGN, CPU, None, alone, 4)
-    assert check_memory(NEED, SPAN, ASSIGN, CPU, 1 << 40, alone) == 950 * MIB, "allowed, and not there"
+        check_memory(replace(large, weight_bytes=990 * MIB), SPAN, ASSIGN, "cpu", None, alone, 4)
+    assert check_memory(NEED, SPAN, ASSIGN, "cpu", 1 << 40, alone) == 950 * MIB, "allowed, and not there"
 
 
 def test_what_another_daemon_was_promised_is_not_free(shared: Shared) -> None:
@@ -122,10 +120,11 @@ def test_a_drafter_has_room_for_an_answer_where_others_were_promised_all(
     shared.promise(100 * MIB, 1000 * MIB)
     files, span = ModelFiles(str(folder)), Span(first=0, end=8, count=8)
     assign = replace(
-        whole_model(str(folder), files.fingerprint()), drafting=Drafting(vocabulary=100, coupled=False)
+        whole_model(str(folder), files.fingerprint(), files.spec),
+        drafting=Drafting(vocabulary=100, coupled=False),
     )
-    part = Slice.load(files, span, assign.dtype, CPU)
-    left = check_memory(kept_memory(part.spec, span, assign), span, assign, CPU, None, shared.claims)
+    part = Slice.load(files, span, assign.dtype, "cpu")
+    left = check_memory(kept_memory(part.spec, span, assign), span, assign, "cpu", None, shared.claims)
     drafter = DrafterTraits(context=assign.context, cache_slots=slots_in(left, part.slot_bytes))
     longest = Submit(request=1, prompt=(5,), new_tokens_max=99, sampling=Sampling(), stop_ids=frozenset())
     admission = Admission(assign.context, [drafter])
@@ -162,7 +161,7 @@ def test_what_is_no_claim_is_nothing(shared: Shared) -> None:
 
 def test_its_own_promise_is_for_others(alone: MemoryClaims, tmp_path: Path) -> None:
     alone.join()
-    check_memory(NEED, SPAN, ASSIGN, CPU, None, alone)
+    check_memory(NEED, SPAN, ASSIGN, "cpu", None, alone)
     assert alone.untouched("most") == {}
     code = "import json, sys; from pathlib import Path; from flowspec.memory_claims import MemoryClaims\n"
     code += "other = MemoryClaims(Path(sys.argv[1])); other.join()\n"
@@ -194,7 +193,8 @@ def most_of(path: Path) -> int:
 
 def test_two_real_daemons(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assign = whole_model(str(folder), ModelFiles(str(folder)).fingerprint())
+    model = ModelFiles(str(folder))
+    assign = whole_model(str(folder), model.fingerprint(), model.spec)
     place = claims_folder()
     available = psutil.virtual_memory().available
     with daemon_process("first") as first, daemon_process("second") as second:

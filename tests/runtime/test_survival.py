@@ -147,7 +147,7 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
     expected = plain(reference, COUNT)
     notes: list[str] = []
     recovery_options = RecoveryOptions(on_note=notes.append, wait_s=60.0)
-    with LocalCluster(3, family="llama", log_level="CRITICAL", keys=keys) as started:
+    with LocalCluster(3, log_level="CRITICAL", keys=keys) as started:
         daemons = started.wait()
         addresses = {daemon.name: daemon.address for daemon in daemons}
         rates = {"local-0": 0.001, "local-1": 1.0, "local-2": 0.1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
@@ -62,6 +63,7 @@ from flowspec.core.protocol.messages import (
     Verified,
     VerifiedPart,
 )
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHES, PACKED
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.weight_messages import (
@@ -78,6 +80,7 @@ from flowspec.core.protocol.weight_messages import (
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode, joined
 from lab.fuzz.samples import sample_envelopes
+from tests.specs import spec_of_variant
 
 IDS = st.integers(0, 9) | st.integers(0, limits.ID_MAX)
 PRINTABLE = st.characters(categories=["L", "N", "P", "S"])
@@ -95,6 +98,17 @@ def build(cls: type, **special: Any) -> st.SearchStrategy[Any]:
 
 _POSITIONS = st.integers(1, limits.CONTEXT_MAX)
 WINDOWS = build(SlidingWindow, tokens=_POSITIONS, back=_POSITIONS, step=_POSITIONS, snapshot=_POSITIONS)
+
+
+def spec_of_layers(count: int) -> Callable[[str], ModelSpec]:
+    """Of a family, of so many layers that have keys of their own."""
+
+    def spec_of(name: str) -> ModelSpec:
+        spec = spec_of_variant(name)
+        layers = (replace(spec.layers[at % len(spec.layers)], source=at) for at in range(count))
+        return replace(spec, layers=tuple(layers))
+
+    return spec_of
 
 
 @st.composite
@@ -118,6 +132,8 @@ def assigns(draw: st.DrawFn, cls: type) -> Any:
         "tokens_digest": st.just("0" * limits.DIGEST_CHARS if has_tokens else ""),
         "tokens_bytes": st.integers(1, limits.TOKEN_TABLE_BYTES_MAX) if has_tokens else st.just(0),
         "sliding_window": st.none() | WINDOWS,
+        "spec": st.none()
+        | st.sampled_from(("qwen3", "olmoe", "lfm2", "qwen3.5")).map(spec_of_layers(layers)),
         "captures": st.lists(st.integers(0, layers), max_size=limits.CAPTURES_MAX, unique=True)
         .map(sorted)
         .map(tuple),

@@ -103,7 +103,7 @@ class Check:
             if found.state != RIGHT:
                 return self.outcomes  # all else stands on it
             self._device = str(found.found["device"])
-            self._start_s = found.s
+            self._start_s = float(found.found.get("start_s", found.s))
             has_plain: bool | None = None
             for dtypes in (self._dtypes[:1], self._dtypes[1:2], self._dtypes[2:]):
                 usable = []

@@ -22,7 +22,7 @@ from flowspec.core.protocol.precision import OF_ANY_MODEL, PRECISIONS
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.model.trials import NoRightKernelError, run_trial, torch_version
 
-if TYPE_CHECKING:  # importing torch is the first thing that may kill a step
+if TYPE_CHECKING:  # what these import may kill a step: it speaks first
     import numpy as np
     import numpy.typing as npt
 
@@ -78,17 +78,18 @@ def _say(**word: object) -> None:
 
 
 def torch_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
-    """Which device is used, what torch tells of it, and how fast it is at a short look."""
+    """Which device is used, what it tells of itself (a GPU through torch), and how fast it is at a short
+    look."""
     from flowspec.model.accelerator import find
     from flowspec.runtime.health.probe import probe
 
-    import_s = _process_s()
     here = find(device)
+    start_s = _process_s()
     profile = probe(here.device)
     return {
-        "device": str(here.device),
+        "device": here.device,
         "is_cpu": here.is_cpu,
-        "start_s": round(import_s, 1),
+        "start_s": round(start_s, 1),
         "facts": here.facts(),
         "free_bytes": here.free_bytes(),
         "gb_per_s": profile.memory_gb_per_s,
@@ -196,13 +197,13 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
     import gc
 
     import numpy as np
-    import torch
 
     from flowspec.bench.faithfulness import portions
+    from flowspec.model.arithmetic.compiled import threads
     from flowspec.model.files import BUNDLED, ModelFiles
-    from flowspec.model.pieces import Span
     from flowspec.model.slice import Slice
     from flowspec.model.step_by_step import StepByStep
+    from flowspec.model.weights import Span
 
     if not (folder / PLAIN).is_file():
         raise InputError("there are no plain logits to compare with")
@@ -237,7 +238,7 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
         "tokens": len(tokens),
         "rows_alone": {"rows": len(few), "other_bits": other_bits, "off": apart_max},
         "pass_ms": times,
-        "threads": torch.get_num_threads(),
+        "threads": threads(),
         "memory": {
             "free_before_bytes": free_before,
             "weight_bytes": weights,
@@ -252,8 +253,7 @@ def pass_ms(here: Accelerator, part: Slice, rows: int) -> float:
     """Milliseconds of a pass of so many rows through the layers, the median of some."""
     from flowspec.bench.measure import MeasuredMachine, pass_task
 
-    name = str(part.dtype).removeprefix("torch.")
-    run = pass_task(MeasuredMachine(device=here.device, dtype=name), part, rows)
+    run = pass_task(MeasuredMachine(device=here.device, dtype=part.dtype), part, rows)
     run()
     here.wait()
     spent: list[float] = []

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.checks import check, check_all, check_range, check_text, is_numeric
+from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.core.protocol.sliding_window import SlidingWindow
 
@@ -102,6 +103,8 @@ class Assign:
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand`
     with `Proposed`.
 
+    `spec` is what the model computes (None: the daemon is to find out by its files).
+
     With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for
     this one beside its work.
     """
@@ -126,8 +129,12 @@ class Assign:
     sliding_window: SlidingWindow | None = None
     tokens_digest: str = ""
     tokens_bytes: int = 0
+    spec: ModelSpec | None = None
 
     def __post_init__(self) -> None:
+        if self.spec is not None:
+            count = len(self.spec.layers)
+            check(count == self.layer_count, "spec", count, f"{self.layer_count} layers")
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
         for field in ("fingerprint", "next_hop", "next_name", "arithmetic", "tokens_digest"):
             check_text(field, getattr(self, field))

@@ -12,7 +12,7 @@ class Precision:
 
     `activations` is the dtype of hidden states, keys and values, and whatever else is no weight of a linear
     layer. A weight takes `weight_bytes` and, with its part of a group's scale, `group_bytes` more,
-    each output of a matrix `output_bytes` more (`model.quantised`). One that `is_unpacked` is multiplied in
+    each output of a matrix `output_bytes` more (`model.rounding`). One that `is_unpacked` is multiplied in
     the fastest precision that the device has. `logits_off` is how far a logit may be from float32's, as a
     share of how far logits lie apart: four times what an x86 processor's kernels have.
     """

@@ -23,8 +23,6 @@ from flowspec.plan import sites
 from flowspec.plan.shape import SHAPES, ModelShape
 
 if TYPE_CHECKING:
-    import torch
-
     from flowspec.model.slice import Slice
 
 BY_WORD: Sequence[type[WordKind]] = (Ngram, Suffix, Mtp, Nothing)
@@ -33,7 +31,7 @@ BY_FILES: Sequence[type[FileKind]] = (Assistant, Block, Eagle, LanguageKind)
 ALL: Sequence[type[Kind]] = (*BY_WORD, *BY_FILES)
 WORDS = tuple(kind.word for kind in BY_WORD)
 WITHOUT_TENSORS = tuple(kind.word for kind in BY_WORD if not kind.has_tensors)
-"""Drafters that need no device, and no torch."""
+"""Drafters that need no device."""
 SHARING = tuple(kind.word for kind in BY_WORD if kind.shares_texts)
 """Those by which one user's texts tell in the time of another's answers."""
 NONE = Nothing.word
@@ -74,7 +72,7 @@ def open_drafter(
     name: str,
     target: ModelFiles,
     dtype: str,
-    device: torch.device | None = None,
+    device: str | None = None,
     *,
     context: int,
     coupled: bool = True,

@@ -3,8 +3,6 @@ pipeline is sent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flowspec.draft.assistant_files import assistant_config, is_assistant
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
@@ -12,9 +10,6 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Assistant(FileKind):
@@ -27,9 +22,7 @@ class Assistant(FileKind):
     def is_in(files: ModelFiles) -> bool:
         return is_assistant(files)
 
-    def load(
-        self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
-    ) -> Drafter:
+    def load(self, target: ModelFiles, dtype: str, device: str, *, context: int, coupled: bool) -> Drafter:
         from flowspec.draft.assistant import AssistantDrafter
         from flowspec.draft.assistant_head import AssistantHead
 

@@ -8,20 +8,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.text import TextDrafter, TextProposer
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.spec import spec_of
 from flowspec.model.trials import prepare
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, shape_of
-
-if TYPE_CHECKING:
-    import torch
-
 
 PADDING_MAX = 512
 """By so many entries the tables of models with one vocabulary differ: Qwen2.5 has 151,936 for its small
@@ -36,7 +30,7 @@ class Kind(ABC):
     acceptance: float
     """How often its best guess is right, for the planner where nothing else is known of it."""
     has_tensors = True
-    """Whether it computes with torch, on a device."""
+    """Whether it computes on a device."""
     layouts: tuple[str, ...] = ()
     """In which drafters of it are published, by the names of `draft.published`."""
     reads_features = False
@@ -50,12 +44,12 @@ class Kind(ABC):
 
     @abstractmethod
     def open(
-        self, target: ModelFiles, dtype: str, device: torch.device | None, *, context: int, coupled: bool
+        self, target: ModelFiles, dtype: str, device: str | None, *, context: int, coupled: bool
     ) -> Drafter | None:
         """The drafter, loaded; None where nothing drafts. Raises `InputError` where it does not fit the
         target.
 
-        The device is CUDA where torch sees it, unless one is given. `context` is the target's; a drafter that
+        The device is a GPU where there is one, unless one is given. `context` is the target's; a drafter that
         can handle fewer positions is fine: it stops drafting there.
         """
 
@@ -68,7 +62,7 @@ class Kind(ABC):
 
     def check(self, target: ModelFiles) -> None:
         """Raises `InputError` where it does not fit the target, as far as can be told without a weight."""
-        self.reckoned(shape_of(spec_of(target.config()), target.model))
+        self.reckoned(shape_of(target.spec, target.model))
 
     @abstractmethod
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter | None:
@@ -131,7 +125,7 @@ class FileKind(Kind):
         """Whether files are of this kind; no weight is read."""
 
     def open(
-        self, target: ModelFiles, dtype: str, device: torch.device | None, *, context: int, coupled: bool
+        self, target: ModelFiles, dtype: str, device: str | None, *, context: int, coupled: bool
     ) -> Drafter:
         prepare()
         from flowspec.model.accelerator import find
@@ -149,9 +143,7 @@ class FileKind(Kind):
         return InputError(f"{self.name!r} is not of the layout of {self.plural}")
 
     @abstractmethod
-    def load(
-        self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
-    ) -> Drafter:
+    def load(self, target: ModelFiles, dtype: str, device: str, *, context: int, coupled: bool) -> Drafter:
         """As `open`, on a device."""
 
     @classmethod

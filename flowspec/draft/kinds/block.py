@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from flowspec.draft.block_files import BlockConfig, is_block_drafter
 from flowspec.draft.kinds.base import FileKind
@@ -14,9 +13,6 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.spec import spec_of
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, block_shape, shape_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Block(FileKind):
@@ -34,9 +30,7 @@ class Block(FileKind):
         config = target.config()
         BlockConfig.read(self.files.raw_config(), self.name, config.num_hidden_layers, config.vocab_size)
 
-    def load(
-        self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
-    ) -> Drafter:
+    def load(self, target: ModelFiles, dtype: str, device: str, *, context: int, coupled: bool) -> Drafter:
         from flowspec.draft.block import BlockDrafter
         from flowspec.draft.block_head import BlockHead
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from flowspec.draft.eagle_fields import fields_of
 from flowspec.draft.eagle_files import HeadTensors, is_eagle
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.protocol import Drafter
 from flowspec.model.files import ModelFiles
-from flowspec.model.spec import spec_of
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, eagle3_shape, eagle_shape, find_shape, shape_of
-
-if TYPE_CHECKING:
-    import torch
 
 _EMBEDDING, _LM_HEAD = "embed_tokens.weight", "lm_head.weight"
 SKETCH = "eagle"
@@ -41,11 +36,9 @@ class Eagle(FileKind):
         if not self.is_in(self.files):
             raise self.another_layout()
         head_config(self.files, HeadTensors(self.files), target)
-        self.reckoned(shape_of(spec_of(target.config()), target.model))
+        self.reckoned(shape_of(target.spec, target.model))
 
-    def load(
-        self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
-    ) -> Drafter:
+    def load(self, target: ModelFiles, dtype: str, device: str, *, context: int, coupled: bool) -> Drafter:
         from flowspec.draft.eagle import EagleDrafter
         from flowspec.draft.eagle_head import EagleHead
 

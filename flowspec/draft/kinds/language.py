@@ -13,13 +13,10 @@ from flowspec.draft.kinds.vocabulary import check_vocabulary
 from flowspec.draft.protocol import Drafter
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
-from flowspec.model.spec import spec_of
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, find_shape, shape_of
 
 if TYPE_CHECKING:
-    import torch
-
     from flowspec.model.slice import Slice
 
 
@@ -36,9 +33,7 @@ class LanguageKind(FileKind):
         super().check(target)
         self.model_for_device(target)
 
-    def load(
-        self, target: ModelFiles, dtype: str, device: torch.device, *, context: int, coupled: bool
-    ) -> Drafter:
+    def load(self, target: ModelFiles, dtype: str, device: str, *, context: int, coupled: bool) -> Drafter:
         from flowspec.draft.language import LanguageModelDrafter
 
         files = self.model_for_device(target)
@@ -59,9 +54,7 @@ class LanguageKind(FileKind):
         return self.files
 
     def reckoned(self, target: ModelShape) -> sites.PlannedDrafter:
-        return self.of_shape(
-            shape_of(spec_of(self.files.config()), self.name, self.files.filed_bytes), target
-        )
+        return self.of_shape(shape_of(self.files.spec, self.name, self.files.filed_bytes), target)
 
     @classmethod
     def sketched(cls, name: str, target: ModelShape) -> sites.PlannedDrafter:

@@ -4,8 +4,6 @@ It reads the target's features, which only the head of the pipeline is sent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flowspec.draft.kinds.base import WordKind
 from flowspec.draft.mtp_files import lacking
 from flowspec.draft.protocol import Drafter
@@ -13,9 +11,6 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.trials import prepare
 from flowspec.plan import sites
 from flowspec.plan.shape import ModelShape, mtp_shape
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Mtp(WordKind):
@@ -27,7 +22,7 @@ class Mtp(WordKind):
     reads_features = True
 
     def open(
-        self, target: ModelFiles, dtype: str, device: torch.device | None, *, context: int, coupled: bool
+        self, target: ModelFiles, dtype: str, device: str | None, *, context: int, coupled: bool
     ) -> Drafter:
         prepare()
         from flowspec.draft.eagle import EagleDrafter

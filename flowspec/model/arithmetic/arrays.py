@@ -20,6 +20,9 @@ Array: TypeAlias = Any
 Numbers = npt.NDArray[Any]
 """float32, float16 or float64, or bfloat16 as uint16."""
 F32 = npt.NDArray[np.float32]
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+Bools = npt.NDArray[np.bool_]
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "bfloat16": np.dtype(np.uint16),
@@ -29,7 +32,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NAN = 0xFFFF
 """Of bfloat16, as torch has it."""
-_BLOCK = 1 << 15
+_BLOCK = 1 << 16
 """Numbers that are converted at once, so that they stay in a processor's cache."""
 _LINE_BYTES = 64
 """Of a cache."""
@@ -61,9 +64,7 @@ def _bfloat16(wide: F32) -> npt.NDArray[np.uint16]:
     found += 0x7FFF
     found += bits
     found >>= 16
-    narrow = np.asarray(found.astype(np.uint16))
-    np.copyto(narrow, _NAN, where=np.isnan(wide))
-    return narrow
+    return np.where(np.isnan(wide), np.uint16(_NAN), found.astype(np.uint16))
 
 
 def fill(part: Numbers, numbers: Numbers) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import logging
 import os
 import platform
@@ -89,8 +88,8 @@ def _built(level: Level, tell: Callable[[float], None]) -> Path | None:
     if compiler is None:
         raise OSError(NO_COMPILER)
     command, description = compiler
-    flags = [*FLAGS, *level, *(["-fopenmp"] if openmp() else [])]
-    content = repr((description, flags)).encode() + SOURCE.read_bytes()
+    flags, linked = [*FLAGS, *level, *has_threads(command)], ["-shared", *has_threads(command), "-lm"]
+    content = repr((description, flags, linked)).encode() + SOURCE.read_bytes()
     folder = _private_folder(cache_folder() / "arithmetic")
     name = f"canonical-{hashlib.sha256(content).hexdigest()[:24]}"
     found = _whole(folder, name)
@@ -103,7 +102,7 @@ def _built(level: Level, tell: Callable[[float], None]) -> Path | None:
     log.info("compiling kernels for this processor, once: what comes of it is kept in %s", folder)
     tell(0.0)
     with locked(folder / name, lambda: tell(0.0)):
-        return _whole(folder, name) or _compile(command, flags, folder, name)
+        return _whole(folder, name) or _compile(command, flags, linked, folder, name)
 
 
 @functools.cache
@@ -125,7 +124,7 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(read_regular(path, OWN_BYTES_MAX)).hexdigest()[:24]
 
 
-def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path:
+def _compile(command: str, flags: list[str], linked: list[str], folder: Path, name: str) -> Path:
     """Builds it in place of what is there under this name. Raises `OSError`."""
     for damaged in folder.glob(f"{name}-*.so"):
         damaged.unlink()
@@ -133,7 +132,7 @@ def _compile(command: str, flags: list[str], folder: Path, name: str) -> Path:
         object_file, made = Path(room, "canonical.o"), Path(room, "canonical.so")
         for words in (
             [*flags, "-c", str(SOURCE), "-o", str(object_file)],
-            ["-shared", str(object_file), "-lm", "-o", str(made)],
+            [str(object_file), *linked, "-o", str(made)],
         ):
             if not _run(command, *words):
                 raise OSError(f"{command} cannot compile {SOURCE.name}; install another gcc or clang")
@@ -166,11 +165,7 @@ def _run(*words: str) -> str:
 
 
 @functools.cache
-def openmp() -> str:
-    """The file of GNU's OpenMP that torch brings; empty where it uses another one, or none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
-    folder = Path(spec.origin).parent
-    found = [*folder.glob("lib/libgomp*.so*"), *folder.parent.glob("torch.libs/libgomp*.so*")]
-    return str(found[0]) if len(found) == 1 else ""
+def has_threads(command: str) -> tuple[str, ...]:
+    """The flag with which a compiler's code runs on several cores; none where it cannot."""
+    flag = "-fopenmp"
+    return (flag,) if _run(command, flag, "-shared", "-x", "c", os.devnull, "-o", os.devnull) else ()

@@ -539,41 +539,6 @@ static void linear_part(const float *x, const float *divided, int64_t rows, int6
         outputs_from(x, divided, rows, in, w, FLOAT16, begin, end, y, out, at);
 }
 
-/* y [rows, out] from x [rows, in], both of `kind`, and w [out, in] of another; returns 0 where memory lacks. */
-int flowspec_linear(const void *x, int kind, int64_t rows, int64_t in, const void *w, int w_kind, int64_t out,
-                    void *y, int threads) {
-    threads = worthwhile(threads, rows * in * out);
-    int64_t share = (out + threads - 1) / threads, blocks = (in + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE;
-    share = (share + OUTPUTS_AT_ONCE - 1) / OUTPUTS_AT_ONCE * OUTPUTS_AT_ONCE;
-    const int is_wide = kind == FLOAT32, are_many = rows > ROWS_FEW;
-    float *wide = is_wide ? NULL : malloc(sizeof(float) * rows * (in + out) + 64);
-    float *divided = are_many ? aligned_alloc(64, sizeof(float) * rows * blocks * INPUTS_AT_ONCE) : NULL;
-    Blocks *room = are_many ? aligned_alloc(64, sizeof(Blocks) * threads) : NULL;
-    const int is_done = (is_wide || wide != NULL) && (!are_many || (divided != NULL && room != NULL));
-    if (is_done) {
-        const float *inputs = is_wide ? x : wide;
-        float *outputs = is_wide ? y : wide + rows * in;
-        if (!is_wide)
-            FOR_KIND(kind, WIDEN_ALL, x, 0, rows * in, wide);
-        for (int64_t r = 0; r < rows && are_many; r++)
-            divide_row(inputs + r * in, r, rows, in, divided);
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-#endif
-        for (int thread = 0; thread < threads; thread++) {
-            int64_t begin = thread * share, end = begin + share < out ? begin + share : out;
-            Blocks *at = room == NULL ? NULL : room + thread;
-            linear_part(inputs, divided, rows, in, w, w_kind, begin, end, outputs, out, at);
-            for (int64_t r = 0; r < rows && !is_wide; r++)
-                FOR_KIND(kind, NARROW_ALL, outputs + r * out + begin, end - begin, y, r * out + begin);
-        }
-    }
-    free(wide);
-    free(divided);
-    free(room);
-    return is_done;
-}
-
 /* ------------------------------------------------------------------------------------------------------
  * products in pairs */
 
@@ -593,7 +558,7 @@ typedef struct {
     const uint16_t *x, *w;
     void *y;
     int64_t rows, in, out;
-    int32_t kind, threads; /* the kind of y */
+    int32_t kind; /* of y */
 } Pairs; /* rows of y are `out` apart */
 
 INLINE vector pairs_added(vector sums, __m512i x, __m512i w) {
@@ -718,31 +683,15 @@ INLINE void pair_row(const uint16_t *x, int64_t row, int64_t in, uint16_t *to) {
     }
 }
 
-/* y [rows, out], float32 or bfloat16, from x [rows, in] and w [out, in], both bfloat16; returns 0 where memory
- * lacks. */
-int flowspec_pairs(const Pairs *given) {
-    const Pairs at = *given;
-    const int threads = worthwhile(at.threads, at.rows * at.in * at.out);
-    const int64_t steps = (at.in + STEP - 1) / STEP, tiles = (at.rows + PAIR_ROWS - 1) / PAIR_ROWS;
-    uint16_t *x = aligned_alloc(64, 64 * (tiles * PAIR_ROWS * steps + 1));
-    if (x == NULL)
-        return 0;
-    for (int64_t row = 0; row < tiles * PAIR_ROWS; row++)
-        pair_row(row < at.rows ? at.x + row * at.in : NULL, row, at.in, x);
-    int64_t share = (at.out + threads - 1) / threads;
-    share = (share + PAIR_OUTPUTS - 1) / PAIR_OUTPUTS * PAIR_OUTPUTS;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
 #endif
-    for (int thread = 0; thread < threads; thread++) {
-        int64_t begin = thread * share, end = begin + share < at.out ? begin + share : at.out;
-        outputs_of_pairs(&at, x, begin, end);
-    }
-    free(x);
-    return 1;
-}
 
+int flowspec_has_pairs(void) {
+#ifdef STEP
+    return 1;
+#else
+    return 0;
 #endif
+}
 
 /* ------------------------------------------------------------------------------------------------------
  * packed linear layers */
@@ -1124,11 +1073,8 @@ static void round_groups(const void *x, int kind, int64_t first, int64_t in, int
 }
 
 typedef struct {
-    const void *x;         /* [rows, in] of `kind` */
-    const uint8_t *panels; /* of `form` */
-    void *y;               /* [rows, out] of `kind` */
+    const uint8_t *panels;
     int64_t rows, in, out;
-    int32_t kind, form, threads;
 } Packed;
 
 /* One panel with all rows, to `found`, whose rows are `between` apart. */
@@ -1167,43 +1113,6 @@ FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FOR
 static void (*const PANEL_PRODUCTS[FORMS])(const Packed *, const Rounded *, int64_t, float *, int64_t) = {
     panel_Q4_0, panel_Q4_1, panel_Q5_0, panel_Q5_1,   panel_Q8_0,
     panel_Q4_K, panel_Q5_K, panel_Q6_K, panel_IQ4_NL, panel_MXFP4};
-
-/* y [rows, out] from x [rows, in] and packed weights; returns 0 where memory lacks. */
-int flowspec_packed(const Packed *a) {
-    const int threads = worthwhile(a->threads, a->rows * a->in * a->out);
-    const int64_t groups = (a->in + GROUP - 1) / GROUP, panels = (a->out + PANEL - 1) / PANEL;
-    const int is_wide = a->kind == FLOAT32;
-    Rounded *x = malloc(sizeof(Rounded) * (size_t)(a->rows * groups) + 64);
-    float *found = is_wide ? a->y : malloc(sizeof(float) * (size_t)(a->rows * a->out) + 64);
-    const int is_done = x != NULL && (is_wide || found != NULL);
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads) if (is_done)
-#endif
-    {
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-        for (int64_t r = 0; r < (is_done ? a->rows : 0); r++) {
-            int count; /* of the rows that lie beside each other, group by group */
-            const int64_t first = portion_of(r, a->rows, &count);
-            round_groups(a->x, a->kind, r * a->in, a->in, groups, offset_of(a->form), has_halves(a->form),
-                         x + first * groups + r - first, count);
-        }
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-        for (int64_t p = 0; p < (is_done ? panels : 0); p++) {
-            const int64_t count = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
-            PANEL_PRODUCTS[a->form](a, x, p, found, a->out);
-            for (int64_t r = 0; r < a->rows && !is_wide; r++)
-                FOR_KIND(a->kind, NARROW_ALL, found + r * a->out + p * PANEL, count, a->y, r * a->out + p * PANEL);
-        }
-    }
-    free(x);
-    if (!is_wide)
-        free(found);
-    return is_done;
-}
 
 /* Of output `o` of a panel the level of input `i` of a group, in which a level with a sign has one. */
 INLINE int level_of(int form, const uint8_t *from, int o, int i) {
@@ -1255,7 +1164,7 @@ void flowspec_packed_rows(const uint8_t *panels, int form, int64_t in, const int
  * products of digits */
 
 /* Weights are int8, with a scale for each output, in panels as levels of Q8_0 lie, without their scales. A row is
- * written as two digits of seven bits for each number (`quantised.py`), which are two rows of one product of
+ * written as two digits of seven bits for each number (`plain.digits_product`), which are two rows of one product of
  * integers. */
 #define DIGIT 63
 #define DIGIT_ROW_LEAST 1e-30f
@@ -1359,42 +1268,6 @@ INLINE float round_digit_row(const float *x, int64_t r, int64_t rows, int64_t in
     int count;
     const int64_t first = portion_of(2 * r, 2 * rows, &count);
     return round_digits(x, in, groups, to + first * groups + 2 * r - first, count);
-}
-
-typedef struct {
-    const float *x, *scales; /* [rows, in], and one for each output of whole panels */
-    const uint8_t *panels;
-    float *y; /* [rows, out] */
-    int64_t rows, in, out;
-    int32_t threads;
-} Digits;
-
-/* Returns 0 where memory lacks. */
-int flowspec_digits(const Digits *a) {
-    const int threads = worthwhile(a->threads, 2 * a->rows * a->in * a->out);
-    const int64_t groups = (a->in + GROUP - 1) / GROUP, panels = (a->out + PANEL - 1) / PANEL;
-    Rounded *x = malloc(sizeof(Rounded) * (size_t)(2 * a->rows * groups) + sizeof(float) * (size_t)a->rows + 64);
-    if (x == NULL)
-        return 0;
-    float *shares = (float *)(x + 2 * a->rows * groups);
-#ifdef _OPENMP
-#pragma omp parallel num_threads(threads)
-#endif
-    {
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-        for (int64_t r = 0; r < a->rows; r++)
-            shares[r] = round_digit_row(a->x + r * a->in, r, a->rows, a->in, x);
-#ifdef _OPENMP
-#pragma omp for schedule(static)
-#endif
-        for (int64_t p = 0; p < panels; p++)
-            digits_panel(a->panels, a->scales, x, shares, a->rows, a->in, a->out, p, a->y, a->out);
-    }
-    free(x);
-    (void)threads; /* where OpenMP is not used */
-    return 1;
 }
 
 /* -------------------------------------------------------------------------------------------- functions of
@@ -1608,27 +1481,8 @@ INLINE int64_t norm_room(int64_t width) {
     return room;
 }
 
-/* Rows over the root of their mean square and `eps`, times their weights; returns 0 where memory lacks. */
-int flowspec_norm(const Norm *a) {
-    const int64_t room = norm_room(a->width);
-    float *squares = malloc(sizeof(float) * 2 * room);
-    if (squares == NULL)
-        return 0;
-    for (int64_t r = 0; r < a->rows; r++)
-        FOR_KIND(a->kind, normalise, a, r * a->width, r * a->width, room, squares);
-    free(squares);
-    return 1;
-}
-
 /* ---------------------------------------------------------------------------------------------------------
  * products with small matrices, such as a router's, and shares, summed in halves */
-
-typedef struct {
-    const float *x, *w; /* [rows, in] and [out, in] */
-    float *y;           /* [rows, out] */
-    int64_t rows, in, out;
-    int32_t threads;
-} Halves;
 
 /* Half of the power of two that numbers are filled up to; 0 for one alone. */
 INLINE int64_t half_room(int64_t count) {
@@ -1666,53 +1520,6 @@ INLINE float halves_sum(const float *numbers, int64_t count, int64_t half, float
     for (int64_t i = count - half; i < half; i++)
         terms[i] = numbers[i] + 0.0f;
     return folded(terms, half);
-}
-
-/* Returns 0 where memory lacks. */
-int flowspec_halves(const Halves *a) {
-    int threads = worthwhile(a->threads, a->rows * a->in * a->out);
-    int64_t share = (a->out + threads - 1) / threads, half = half_room(a->in);
-    float *room = malloc(sizeof(float) * (threads * half + 1));
-    if (room == NULL)
-        return 0;
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-#endif
-    for (int thread = 0; thread < threads; thread++) {
-        int64_t begin = thread * share, end = begin + share < a->out ? begin + share : a->out;
-        for (int64_t o = begin; o < end; o++)
-            for (int64_t r = 0; r < a->rows; r++)
-                a->y[r * a->out + o] =
-                    halves_product(a->x + r * a->in, a->w + o * a->in, a->in, half, room + thread * half);
-    }
-    free(room);
-    return 1;
-}
-
-/* The rows' numbers, or e to the power of what each is below the row's greatest (a softmax), over their sum
- * in halves: y from x, both [rows, width]. Returns 0 where memory lacks. */
-int flowspec_shares(const float *x, int64_t rows, int64_t width, int are_powers, float *y) {
-    const int64_t half = half_room(width);
-    float *room = malloc(sizeof(float) * (half + 1)), some[WIDTH] = {0};
-    if (room == NULL)
-        return 0;
-    for (int64_t r = 0; r < rows; r++, x += width, y += width) {
-        float most = x[0];
-        for (int64_t i = 1; i < width; i++) /* or what is no number, if there is one */
-            most = x[i] > most || x[i] != x[i] ? x[i] : most;
-        for (int64_t i = 0; i < width; i += WIDTH) {
-            int64_t count = width - i < WIDTH ? width - i : WIDTH;
-            memcpy(some, x + i, sizeof(float) * count);
-            if (are_powers)
-                store(some, exponential(load(some) - all(most)));
-            memcpy(y + i, some, sizeof(float) * count);
-        }
-        const float sum = halves_sum(y, width, half, room);
-        for (int64_t i = 0; i < width; i++)
-            y[i] /= sum;
-    }
-    free(room);
-    return 1;
 }
 
 /* ---------------------------------------------------------------------------------------------------------
@@ -1880,7 +1687,7 @@ typedef struct {
     int64_t rows, heads, kv_heads, width, value_width, slots, high,
         blocks;                    /* value_width: the next multiple of 16 */
     float scale, cap, cap_inverse; /* scores are bounded by `cap`; 0: they are not */
-    int32_t kind, cache_kind, threads;
+    int32_t kind, cache_kind;
 } Attention;
 
 /* Sixteen slots' keys, as numbers. */
@@ -2205,34 +2012,6 @@ static void attend_unit(const Attention *a, const Chunks *chunks, int64_t unit, 
         attend(a, LEVELS8, unit % a->kv_heads, first, end, &seen, room);
 }
 
-/* Attention of rows with what each sees; returns 0 where memory lacks. */
-int flowspec_attention(const Attention *a) {
-    const Chunks chunks = chunks_of(a);
-    int is_done = 1, threads = worthwhile(a->threads, 2 * a->rows * a->heads * a->high * a->width);
-    void *seen = malloc(seen_bytes(&chunks));
-    if (seen == NULL)
-        return 0;
-    (void)threads; /* where OpenMP is not used */
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-#endif
-    for (int64_t chunk = 0; chunk < chunks.chunks; chunk++)
-        look_chunk(a, &chunks, chunk, seen);
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) reduction(&& : is_done)
-#endif
-    for (int64_t unit = 0; unit < chunks.chunks * a->kv_heads; unit++) {
-        float *room = malloc(sizeof(float) * (size_t)chunks.numbers);
-        if (room != NULL)
-            attend_unit(a, &chunks, unit, seen, room);
-        else
-            is_done = 0;
-        free(room);
-    }
-    free(seen);
-    return is_done;
-}
-
 /* -------------------------------------------------------------------------------------------------------------
  * linear attention */
 
@@ -2244,7 +2023,6 @@ typedef struct {
     const int32_t *steps;         /* [count, 4]: row, source, target, output (below 0: none) */
     float *found;                 /* [outputs, heads, value_width] */
     int64_t count, key_heads, heads, key_width, value_width; /* key_width: at most KEY_WIDTH_MAX */
-    int32_t threads;
 } Delta;
 
 /* A column of a state depends on no other one. So all steps are done with COLUMNS of a head's, a strip, before the
@@ -2349,17 +2127,6 @@ static void head_steps(const Delta *a, int64_t head) {
             strip_steps(a, 1, head, column, &room);
 }
 
-/* Steps of the gated delta rule. */
-void flowspec_delta(const Delta *a) {
-    int threads = worthwhile(a->threads, 4 * a->count * a->heads * a->key_width * a->value_width);
-    (void)threads; /* where OpenMP is not used */
-#ifdef _OPENMP
-#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
-#endif
-    for (int64_t head = 0; head < a->heads; head++)
-        head_steps(a, head);
-}
-
 /* -------------------------------------------------------------------------------------------------------------
  * programs */
 
@@ -2369,7 +2136,7 @@ void flowspec_delta(const Delta *a) {
  * caller lends room. Register 0 is what the layer is given, and what it makes of that. */
 enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, HALVES, TURN, STORE, ATTEND, GATE, ADD, COPY,
        CLIP, CHOOSE, SORT, GATHER, MIX, MULTIPLY, SCALE, HOLD, CONVOLVE, RECALL, STEP_STATES, LOAD, LOOK_UP, CARRY };
-enum { SHARES, SHARES_TO_ONE, SHARES_OF_CHOSEN, SHARES_APART }; /* how rows choose experts (`model/routers.py`) */
+enum { SHARES, SHARES_TO_ONE, SHARES_OF_CHOSEN, SHARES_APART }; /* how rows choose experts (`plain.choose`) */
 #define REGISTERS_MAX 48
 #define NO_FUNCTION 5 /* behind the others */
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
@@ -2524,7 +2291,7 @@ static Delta delta_of(const Run *run, const Operation *o, int64_t number) {
                    .shares = at + nodes * (2 * keys + values + o->heads), .first = part->cache->state,
                    .states = states, .steps = part->steps,
                    .found = run->sums + part->first * values, .count = part->steps_count, .key_heads = o->kv_heads,
-                   .heads = o->heads, .key_width = o->in, .value_width = o->out, .threads = 1};
+                   .heads = o->heads, .key_width = o->in, .value_width = o->out};
 }
 
 /* Where everything lies, from the beginning of the room; returns how many bytes that takes. */
@@ -3061,7 +2828,7 @@ static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *
     }
 #ifdef STEP
     else if (o->code == PAIRS) {
-        Pairs a = {NULL, weights, sums, rows, o->in, between, is_direct ? kind : FLOAT32, 1};
+        Pairs a = {NULL, weights, sums, rows, o->in, between, is_direct ? kind : FLOAT32};
         outputs_of_pairs(&a, (const uint16_t *)prepared, begin, end);
     }
 #endif
@@ -3071,7 +2838,7 @@ static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *
         for (int64_t p = begin / PANEL; p * PANEL < end; p++)
             digits_panel(weights, scales, x, shares, rows, o->in, o->out, p, sums, between);
     } else {
-        Packed a = {NULL, weights, NULL, rows, o->in, o->out, FLOAT32, o->kind, 1};
+        Packed a = {weights, rows, o->in, o->out};
         for (int64_t p = begin / PANEL; p * PANEL < end; p++)
             PANEL_PRODUCTS[o->kind](&a, (const Rounded *)prepared, p, sums, between);
     }

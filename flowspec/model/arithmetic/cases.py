@@ -17,24 +17,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, Heads, LayerSpec, Mixture
-from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Library, Part, address
-from flowspec.model.arithmetic.norms import NORMS, Norm
+from flowspec.core.protocol.model_spec import (
+    NORMS,
+    Convolution,
+    DeltaRule,
+    Dense,
+    Heads,
+    LayerSpec,
+    Mixture,
+    Norm,
+)
+from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Library, Part, address
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, int8_panels
 from flowspec.model.arithmetic.plain import BLOCK, LANES
-from flowspec.model.program import (
-    HOW_CHOSEN,
+from flowspec.model.parts import (
+    Digits,
     Linear,
     Matrix,
     NormPart,
-    Parts,
-    Room,
+    Packed,
+    Plain,
     RouterPart,
     Stack,
     Table,
-    numbers,
-    program_of,
 )
+from flowspec.model.program import HOW_CHOSEN, Arithmetic, Room, program_of
 
 Array = npt.NDArray[Any]
 KINDS = ("float32", "bfloat16", "float16")
@@ -69,17 +76,6 @@ def stored(x: Array, kind: str) -> Array:
     if kind == "bfloat16":
         return (np.ascontiguousarray(x).view(np.uint32) >> 16).astype(np.uint16)
     return x.astype(kind)
-
-
-@dataclass(slots=True, kw_only=True)
-class Weights:
-    """Of a matrix: as it is, or packed in a form, or whole numbers of eight bits and their scales."""
-
-    how: str
-    weights: Array
-    outputs: int
-    scales: Array | None = None
-    panels: Array | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -145,10 +141,9 @@ class _Layer:
             self._fill_mixture(dense.mixture, neurons)
         if dense.input_width:
             width = dense.input_width
-            table = numbers(self._source.numbers(case.kind, TOKENS, width))
+            table = self._source.numbers(case.kind, TOKENS, width)
             parts |= {
-                "layer_input.table": Table(weights=table),
-                "layer_input.factor": 1.5,
+                "layer_input.table": Table(matrix=Plain(table), factor=1.5),
                 "layer_input.projection": self._linear(hidden, width),
                 "layer_input.norm": self._norm(width),
                 "per_layer_input_gate": self._linear(hidden, width),
@@ -169,7 +164,7 @@ class _Layer:
         hidden, parts, name = self._case.hidden, self._case.parts, "" if mixture.is_parallel else "mlp."
         is_scaled = mixture.router == "scaled softmax to 1"
         parts[f"{name}router"] = RouterPart(
-            weights=numbers(self._source.numbers(self._case.kind, EXPERTS, hidden)),
+            weights=self._source.numbers(self._case.kind, EXPERTS, hidden),
             bias=self._own(EXPERTS) if mixture.router == "softmax of chosen" else None,
             correction=self._plain(EXPERTS) if mixture.router == "sigmoid" else None,
             norm=self._norm(hidden) if is_scaled else None,
@@ -196,18 +191,21 @@ class _Layer:
             parts |= {each: self._norm(hidden) for each in inner}
 
     def _plain(self, *shape: int, scale: float = 1.0) -> Any:
-        return numbers(self._source.numbers("float32", *shape, scale=scale))
+        return self._source.numbers("float32", *shape, scale=scale)
 
     def _own(self, *shape: int) -> Any:
-        return numbers(self._source.numbers(self._case.kind, *shape))
+        return self._source.numbers(self._case.kind, *shape)
 
     def _norm(self, width: int) -> NormPart:
         return NormPart(weights=self._own(width), eps=1e-6)
 
     def _linear(self, inputs: int, outputs: int, has_bias: bool = True) -> Linear:
+        matrix = self.matrix(inputs, outputs)
+        return Linear(inputs=inputs, matrices=(matrix,), bias=self._own(outputs) if has_bias else None)
+
+    def matrix(self, inputs: int, outputs: int) -> Matrix:
         source, kind, how = self._source, self._case.kind, self._matrices
         scale = 2 * inputs**-0.5
-        given: Weights
         if how in FORMS:
             form = FORMS[how]
             panels = source.whole(256, -(-outputs // PANEL), -(-inputs // form.unit), form.unit_bytes).astype(
@@ -221,24 +219,12 @@ class _Layer:
                     "float16", *ends.shape[:2], ends.shape[2] // 2, scale=scale / 2**form.bits
                 )
                 ends[:] = half.view(np.uint8)
-            is_signed = bool(form.table) or form.bits == 8
-            prepared = "packed", -1 if is_signed else form.offset, form.halves > 1
-            matrix = Matrix("packed", form.number, address(panels), inputs, outputs, 0, prepared)
-            given = Weights(how=how, weights=panels, outputs=outputs)
-        elif how == "digits":
+            return Packed(how, panels, outputs)
+        if how == "digits":
             levels = (source.whole(255, outputs, inputs) - 127).astype(np.int8)
             scales = source.numbers("float32", -(-outputs // PANEL) * PANEL, scale=scale / 127)
-            panels = int8_panels(levels)
-            prepared = "digits", 0, False
-            matrix = Matrix("digits", 0, address(panels), inputs, outputs, 0, prepared, address(scales))
-            given = Weights(how=how, weights=levels, outputs=outputs, scales=scales, panels=panels)
-        else:
-            weights = source.numbers(kind, outputs, inputs, scale=scale)
-            number = 0 if how == "pairs" else KINDS.index(kind)
-            matrix = Matrix(how, number, address(weights), inputs, outputs, 0, (how, 0, False))
-            given = Weights(how=how, weights=weights, outputs=outputs)
-        bias = self._own(outputs) if has_bias else None
-        return Linear(inputs=inputs, outputs=outputs, matrices=(matrix,), bias=bias, held=given)
+            return Digits(int8_panels(levels), scales, outputs)
+        return Plain(source.numbers(kind, outputs, inputs, scale=scale))
 
 
 def cases(has_pairs: bool) -> Iterator[Case]:
@@ -288,6 +274,8 @@ def _case(
     if given.mixer is not None:
         hidden = 2 * DELTA.key_heads * DELTA.key_width + DELTA.heads * (DELTA.value_width + 2)
         held["inputs"] = hidden if given.mixer == DELTA else HEADS * width
+        if given.mixer == DELTA:
+            held["state"] = DELTA.heads * DELTA.key_width * DELTA.value_width
     spec = LayerSpec(heads=HEADS, kv=Heads(count=KV_HEADS, width=width), source=0, dense=given, **held)
     how = NORMS[(KINDS.index(kind) + len(name)) % len(NORMS)]
     made = Case(
@@ -391,9 +379,11 @@ class Runner:
 
     def run(self, case: Case, rows: int, threads: int) -> str:
         """The digest of all that changes."""
-        given, call = given_to(case, rows), self._room.call
-        parts: Parts = case.parts
-        program = program_of(parts, case.spec, case.how, KINDS.index(case.kind))
+        given, call = given_to(case, rows), Call(threads=threads)
+        how = Arithmetic(
+            KINDS.index(case.kind), case.how, "pairs" if case.name.startswith("pairs") else "linear"
+        )
+        program = program_of(case.parts, case.spec, how)
         is_levels = case.cached == "int8"
         cache = Cache(
             keys=address(given.keys),
@@ -430,8 +420,8 @@ class Runner:
         )
         call.cosine, call.sine, call.angles = address(cosine), address(sine), cosine.shape[2]
         call.tokens, call.embedding = address(given.tokens), address(given.embedding)
-        call.between_embeddings, call.threads = case.hidden, threads
-        self._room.run(program.pointer)
+        call.between_embeddings = case.hidden
+        self._room.run(program.pointer, call)
         return digest(given.changed)
 
     def functions(self) -> Iterator[tuple[str, str]]:
@@ -475,10 +465,8 @@ def turns() -> tuple[Array, Array]:
 
 def rows_of(form: str) -> tuple[Array, Array]:
     """Panels of a form, of 40 outputs, and ids of rows."""
-    layer = _Layer(
-        Case(name=form, spec=_PLAIN, how=NORMS[0], kind="float32", cached="float32", hidden=1), form
-    )
-    return layer._linear(512, 40).held.weights, Source(9).whole(40, 7)
+    case = Case(name=form, spec=_PLAIN, how=NORMS[0], kind="float32", cached="float32", hidden=1)
+    return _Layer(case, form).matrix(512, 40).panels, Source(9).whole(40, 7)
 
 
 def digest(found: tuple[Array, ...]) -> str:

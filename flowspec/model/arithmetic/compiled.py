@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sys
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from flowspec.model.arithmetic import build
 
@@ -15,8 +16,6 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
 """Of numbers, as the source counts them; int8 are levels, of a cache alone."""
 FUNCTIONS = ("silu", "gelu_tanh", "tanh", "sigmoid", "relu")
 """In the source's order."""
-KEY_WIDTH_MAX = 256
-"""Numbers of a key of linear attention for which the source has room."""
 _Fields = tuple[tuple[str, type], ...]
 
 
@@ -28,15 +27,29 @@ def kind_of(dtype: Any) -> int:
 
 
 def address(x: Any) -> int:
-    """Of the numbers of a tensor or an array."""
-    found: int = x.data_ptr() if hasattr(x, "data_ptr") else x.ctypes.data
+    """Of an array's numbers."""
+    found: int = x.__array_interface__["data"][0]
     return found
 
 
+def use_threads(count: int) -> None:
+    """So many compute from now on in this process."""
+    global _threads
+    _threads = count
+
+
 def threads() -> int:
-    """How many compute: as torch says, where it is there."""
-    torch = sys.modules.get("torch")
-    return (os.cpu_count() or 1) if torch is None else int(torch.get_num_threads())
+    """How many compute: as many as were told, or as `OMP_NUM_THREADS` says, or one on each core."""
+    global _threads
+    if not _threads:
+        told = os.environ.get("OMP_NUM_THREADS", "")
+        cores = psutil.cpu_count(logical=False) or 1
+        _threads = int(told) if told.isdecimal() else 0
+        _threads = _threads or min(cores, len(os.sched_getaffinity(0)))
+    return _threads
+
+
+_threads = 0
 
 
 def fields(kind: type, names: str) -> _Fields:
@@ -44,72 +57,14 @@ def fields(kind: type, names: str) -> _Fields:
     return tuple((name, kind) for name in names.split())
 
 
-class AttentionFields(ctypes.Structure):
+class StoredFields(ctypes.Structure):
     """As in the source, as the other structures are."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "queries keys values key_steps value_steps seen order ends sinks found"),
-        *fields(ctypes.c_int64, "rows heads kv_heads width value_width slots high blocks"),
-        *fields(ctypes.c_float, "scale cap cap_inverse"),
-        *fields(ctypes.c_int32, "kind cache_kind threads"),
-    )
-
-
-class StoredFields(ctypes.Structure):
     _fields_ = (
         *fields(ctypes.c_void_p, "keys values places to_keys to_values key_steps value_steps"),
         *fields(ctypes.c_int64, "rows kv_heads width value_width slots"),
         *fields(ctypes.c_int64, "between_keys between_key_heads between_values between_value_heads"),
         *fields(ctypes.c_int32, "kind cache_kind"),
-    )
-
-
-class PackedFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x panels y"),
-        *fields(ctypes.c_int64, "rows inputs outputs"),
-        *fields(ctypes.c_int32, "kind form threads"),
-    )
-
-
-class PairsFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x weights y"),
-        *fields(ctypes.c_int64, "rows inputs outputs"),
-        *fields(ctypes.c_int32, "kind threads"),
-    )
-
-
-class DigitsFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x scales panels y"),
-        *fields(ctypes.c_int64, "rows inputs outputs"),
-        *fields(ctypes.c_int32, "threads"),
-    )
-
-
-class DeltaFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "queries keys values decays shares first states steps found"),
-        *fields(ctypes.c_int64, "count key_heads heads key_width value_width"),
-        *fields(ctypes.c_int32, "threads"),
-    )
-
-
-class HalvesFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x weights y"),
-        *fields(ctypes.c_int64, "rows inputs outputs"),
-        *fields(ctypes.c_int32, "threads"),
-    )
-
-
-class NormFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x weights y"),
-        *fields(ctypes.c_int64, "rows width"),
-        *fields(ctypes.c_float, "share eps"),
-        *fields(ctypes.c_int32, "kind how"),
     )
 
 
@@ -165,50 +120,24 @@ class Library:
     """The functions of the source, with what they take and give."""
 
     def __init__(self, path: Path) -> None:
-        # What was compiled calls the pool of threads that torch has, rather than one of its own beside it.
-        pool = build.openmp()
-        if pool:
-            ctypes.CDLL(pool, ctypes.RTLD_GLOBAL)
         library = ctypes.CDLL(str(path))
         number, pointer, small = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
-        self.linear, self.packed = library.flowspec_linear, library.flowspec_packed
-        self.norm, self.attention = library.flowspec_norm, library.flowspec_attention
-        self.function, self.levels = library.flowspec_function, library.flowspec_levels
-        self.packed_rows = library.flowspec_packed_rows
-        self.turn, self.store = library.flowspec_turn, library.flowspec_store
-        self.delta, self.halves = library.flowspec_delta, library.flowspec_halves
-        self.shares, self.angles = library.flowspec_shares, library.flowspec_angles
+        self.has_pairs = bool(library.flowspec_has_pairs())
+        """Whether this processor has products in pairs."""
         self.run = library.flowspec_run
         """Of pointers to a `ProgramFields` and a `Call`; gives 0, or how many bytes of room that needs, where
         it has less and nothing was done."""
         self.run.argtypes, self.run.restype = (pointer, pointer), number
-        self.digits = library.flowspec_digits
-        self.digits.argtypes = (ctypes.POINTER(DigitsFields),)
-        self.pairs = getattr(library, "flowspec_pairs", None)
-        if self.pairs is not None:
-            self.pairs.argtypes = (ctypes.POINTER(PairsFields),)
-        self.linear.argtypes = (pointer, small, number, number, pointer, small, number, pointer, small)
-        self.packed.argtypes = (ctypes.POINTER(PackedFields),)
-        self.packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
+        self.function, self.levels = library.flowspec_function, library.flowspec_levels
+        self.packed_rows, self.angles = library.flowspec_packed_rows, library.flowspec_angles
+        self.turn, self.store = library.flowspec_turn, library.flowspec_store
         self.function.argtypes = (pointer, small, number, small, pointer, pointer)
-        self.norm.argtypes = (ctypes.POINTER(NormFields),)
-        self.halves.argtypes = (ctypes.POINTER(HalvesFields),)
-        self.shares.argtypes = (pointer, number, number, small, pointer)
+        self.levels.argtypes = (pointer, number, number, pointer, pointer)
+        self.packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
         self.angles.argtypes = (pointer, number, pointer, number, ctypes.c_float, small, pointer, pointer)
         self.turn.argtypes = (ctypes.POINTER(TurnFields),)
         self.store.argtypes = (ctypes.POINTER(StoredFields),)
-        self.attention.argtypes = (ctypes.POINTER(AttentionFields),)
-        self.delta.argtypes = (ctypes.POINTER(DeltaFields),)
-        self.levels.argtypes = (pointer, number, number, pointer, pointer)
-        for each in (
-            self.function,
-            self.turn,
-            self.store,
-            self.packed_rows,
-            self.levels,
-            self.delta,
-            self.angles,
-        ):
+        for each in (self.function, self.levels, self.packed_rows, self.angles, self.turn, self.store):
             each.restype = None
 
 

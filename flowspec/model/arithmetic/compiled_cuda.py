@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
-from flowspec.model.arithmetic.compiled import FUNCTIONS, NormFields, TurnFields, fields, kind_of
-from flowspec.model.arithmetic.norms import NORMS, Norm
+from flowspec.core.protocol.model_spec import NORMS, Norm
+from flowspec.model.arithmetic.compiled import FUNCTIONS, TurnFields, fields, kind_of
 from flowspec.model.arithmetic.plain import BLOCK
 
 SOURCE = Path(__file__).with_name("canonical.cu")
@@ -50,6 +50,15 @@ class _Shares(ctypes.Structure):
         *fields(ctypes.c_void_p, "x y"),
         *fields(ctypes.c_int64, "width"),
         *fields(ctypes.c_int32, "are_powers"),
+    )
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (
+        *fields(ctypes.c_void_p, "x weights y"),
+        *fields(ctypes.c_int64, "rows width"),
+        *fields(ctypes.c_float, "share eps"),
+        *fields(ctypes.c_int32, "kind how"),
     )
 
 
@@ -111,7 +120,7 @@ class CudaLibrary:
         width, found = x.shape[-1], torch.empty_like(x)
         rows = x.numel() // width
         where = x.data_ptr(), weights.data_ptr(), found.data_ptr()
-        given = NormFields(*where, rows, width, 1 / width, eps, kind_of(x.dtype), NORMS.index(how))
+        given = _Norm(*where, rows, width, 1 / width, eps, kind_of(x.dtype), NORMS.index(how))
         self._by_block("norm", given, rows, width)
         return found
 

@@ -4,7 +4,7 @@ A multiplication, an addition, a division or a root of one number has one right 
 differs between processors, threads and batches is the order of sums, and functions such as `exp`, which
 libraries compute in more than one way. So sums are written out here (in halves, or one after another in
 blocks of positions), and functions as polynomials. These are the definitions; `canonical.c` and
-`canonical.cu` give the same bits in less time, and `operations.py` says where they are used.
+`canonical.cu` give the same bits in less time.
 
 All is in float32, whatever the dtype of what is given: float16 and bfloat16 are widened without a rounding.
 Arrays are numpy's, or torch's tensors.
@@ -19,10 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture
+from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture, Norm
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, order, repeat, zeros
 from flowspec.model.arithmetic.delta import DeltaRows
-from flowspec.model.arithmetic.norms import Norm
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
 
 LANES = 16
@@ -341,7 +340,7 @@ def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
 def digits_product(x: Array, levels: Array, scales: Array) -> Array:
     """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and int8 levels `[outputs, in]`, whose products are
     multiplied by a scale of each output, float32. A row is two digits of seven bits for each number
-    (`quantised.py`); their products and sums are whole."""
+    (`DIGIT`); their products and sums are whole."""
     xp = namespace(x)
     peak = xp.clip(xp.amax(xp.abs(x), 1), TINY, None)[:, None]
     scaled = x * (1.0 / peak * DIGIT)

@@ -35,7 +35,7 @@ def main() -> None:
         if golden[name] != found:
             _say(fault=f"differs from its definition in {name}, with {threads} threads")
             return
-    _say(fault="", has_pairs=library.pairs is not None)
+    _say(fault="", has_pairs=library.has_pairs)
 
 
 def _found(library: Library) -> Iterator[tuple[str, str, int]]:
@@ -43,7 +43,7 @@ def _found(library: Library) -> Iterator[tuple[str, str, int]]:
     runner = cases.Runner(library)
     for name, found in runner.functions():
         yield name, found, 1
-    for case in cases.cases(library.pairs is not None):
+    for case in cases.cases(library.has_pairs):
         for rows in cases.ROW_COUNTS:
             for threads in sorted({1, len(os.sched_getaffinity(0))}):
                 yield f"{case.name} {rows}", runner.run(case, rows, threads), threads

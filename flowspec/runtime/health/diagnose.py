@@ -95,25 +95,28 @@ def _of_device(each: Examined, here: Facts, needs: ModelNeeds | None) -> Iterato
 
 
 def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
-    software = facts.software
-    for package in ("torch", "transformers"):
-        mine, its = getattr(here, package), getattr(software, package)
-        if not its:
-            yield Finding(
-                PROBLEM, name, package, f"{package} is not installed there", "launch/boards install"
-            )
-        elif its.partition("+")[0] != mine.partition("+")[0]:
-            text = f"{package} {its} there, {mine} here: devices may share only a slower arithmetic, or none"
-            advice = "launch/install on each, or launch/boards install"
-            yield Finding(WARNING, name, package, text, advice)
-    mine, its = (version.split(".")[:2] for version in (here.python, software.python))
-    if its != mine:
+    software, install = facts.software, "launch/install on each, or launch/boards install"
+    if not software.transformers:
+        text = "transformers is not installed there"
+        yield Finding(PROBLEM, name, "transformers", text, "launch/boards install")
+    elif software.transformers != here.transformers:
+        versions = f"transformers {software.transformers} there, {here.transformers} here"
+        text = f"{versions}: they may read a model's config otherwise"
+        yield Finding(WARNING, name, "transformers", text, install)
+    mine, its = (each.torch.partition("+")[0] for each in (here, software))
+    if facts.accelerator and mine and mine != its:
+        text = f"torch {software.torch} there, {here.torch} here: GPUs may share no arithmetic"
+        yield Finding(WARNING, name, "torch", text, install)
+    if here.python.split(".")[:2] != software.python.split(".")[:2]:
         text = f"Python {software.python} there, {here.python} here: its packages may come in other versions"
-        yield Finding(NOTE, name, "python", text, "nothing, while torch and transformers are the same")
-    if facts.board.is_jetson and software.torch and not software.cuda:
-        text = f"a Jetson whose torch ({software.torch}) was built without CUDA: its GPU idles"
-        yield Finding(PROBLEM, name, "cuda", text, "install JetPack's torch (docs/devices.md, Jetson)")
-    elif facts.board.is_jetson and software.torch and not facts.accelerator:
+        yield Finding(NOTE, name, "python", text, "nothing, while transformers is the same")
+    if facts.board.is_jetson and not software.cuda:
+        torch = (
+            f"whose torch ({software.torch}) was built without CUDA" if software.torch else "without torch"
+        )
+        text, advice = f"a Jetson {torch}: its GPU idles", "install JetPack's torch (docs/devices.md, Jetson)"
+        yield Finding(PROBLEM, name, "cuda", text, advice)
+    elif facts.board.is_jetson and not facts.accelerator:
         text = "a Jetson whose daemon does not use its GPU"
         advice = (
             "start its daemon without --device cpu; if it is so, torch and JetPack do not fit each other "
@@ -127,18 +130,14 @@ def _of_software(name: str, facts: Facts, here: Software) -> Iterator[Finding]:
 def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
     if not kernel.kernel:
         text = f"{kernel.dtype} cannot be computed there: {kernel.faults}"
-        advice = (
-            "use another --dtype, or install the versions that the constraints folder has for that machine"
-        )
+        advice = "use another --dtype, or do what is said there, on that machine"
         yield Finding(PROBLEM, name, "kernels", text, advice)
     elif kernel.faults:
         text = (
             f"{kernel.dtype} is computed by the kernel {kernel.kernel} there, which may be slow, for "
             f"{kernel.faults}"
         )
-        is_unbuilt = "is not built" in kernel.faults
-        remedy = "do that" if is_unbuilt else "install the versions that the constraints folder has for it"
-        advice = f"nothing, answers are right; for speed, {remedy} on that machine"
+        advice = "nothing, answers are right; for speed, install another gcc or clang on that machine"
         yield Finding(WARNING, name, "kernels", text, advice)
 
 
@@ -163,7 +162,7 @@ def _of_arithmetics(found: Sequence[Examined], needs: ModelNeeds | None) -> Iter
     for name, kernel in kernels.items():
         if (best := kernel.arithmetics[0]) != agreed:
             text = f"it would compute {kernel.dtype} best with {best}, which not all have: all use {agreed}"
-            advice = "nothing, answers are right; devices with the same processor and torch share the best"
+            advice = "nothing, answers are right; devices of the same kind share the best"
             yield Finding(NOTE, name, "arithmetic", text, advice)
 
 

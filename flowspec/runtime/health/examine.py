@@ -51,7 +51,8 @@ HANGS_UP_S = 1.0
 """How soon a daemon hangs up that has no room for a connection; any other waits for what is said to it."""
 FACTS_S, TRIED_S = 30.0, 120.0
 """How long it may take to tell its facts, and what it may have to try first: how fast it is, which kernels
-are right. The first time, it may have to import torch, on a small board from an SD card. ..."""
+are right. The first time, it may have to import transformers, or torch for a GPU, on a small board from an SD
+card. ..."""
 TRYING_S = 900.0
 """... Where it tells how far it has come, it may take so long as a whole."""
 LINK_S = 75.0

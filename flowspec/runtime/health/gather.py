@@ -17,6 +17,7 @@ from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics
 from flowspec.core.protocol.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.host_memory import host_memory
+from flowspec.model.arithmetic.compiled import threads
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import Tell, prepare, run_trial
 from flowspec.runtime.cluster import Device
@@ -58,7 +59,7 @@ def gather(
         accelerator=name,
         accelerator_total_bytes=total_bytes,
         accelerator_free_bytes=free_bytes,
-        threads=machine.threads or default_threads(),
+        threads=machine.threads or min(limits.THREADS_MAX, threads()),
         cores=usable_cores(),
         interface=interface_of(question.address, root),
         model=model_state(question.model, question.fingerprint) if question.model else "",
@@ -81,13 +82,6 @@ def read_software() -> Software:
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return min(limits.THREADS_MAX, len(os.sched_getaffinity(0)))
-
-
-def default_threads() -> int:
-    """What torch computes with where nobody says: `OMP_NUM_THREADS`, else a thread for each core. Nothing is
-    imported."""
-    told = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
-    return min(limits.THREADS_MAX, int(told)) if told.isdecimal() and int(told) else usable_cores()
 
 
 def model_state(model: str, fingerprint: str) -> str:

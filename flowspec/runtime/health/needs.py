@@ -12,13 +12,13 @@ from flowspec.core.protocol.sliding_window import window_for
 from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
-from flowspec.model.spec import spec_of
-from flowspec.model.support import family_of
+from flowspec.model.weights import Span
 from flowspec.plan.memory import SliceMemory
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.runtime.cluster import Device, pick_context, split_layers
 from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.session import ClusterOptions, choose_for, pick_dtype
 from flowspec.wire.codec import DTYPE_BYTES
@@ -70,10 +70,8 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
     count = raw["num_hidden_layers"]
     is_planned = options.cluster is not None and options.layers is None and devices[0].layers is None
     stages = split_layers(devices[:count] if is_planned else devices, count, options.layers)
-    config = files.config()
-    family_of(config, files.model)
-    dtype = pick_dtype(options.dtype, files, config)
-    spec = spec_of(config)
+    spec = files.spec
+    dtype = pick_dtype(options.dtype, files, files.config())
     context = pick_context(options.context, spec.context_max)
     if is_planned:
         wanted = ClusterPlan(
@@ -81,10 +79,6 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
         )
         with contextlib.suppress(ClusterError):  # a device that does not answer is told of by itself
             stages = _planned(options, files, devices, wanted, keys) or stages
-    from flowspec.model.pieces import (
-        Span,
-    )  # these import torch, which takes seconds: after what can be wrong without it
-    from flowspec.runtime.loading import slice_memory
 
     def memory(first: int, end: int) -> SliceMemory:
         return slice_memory(

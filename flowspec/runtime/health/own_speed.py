@@ -4,7 +4,8 @@ probed once and remembered."""
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
+import functools
+import hashlib
 import logging
 import os
 import platform
@@ -16,7 +17,8 @@ from typing import Any
 from flowspec.core.protocol.facts import PackedSpeed, Speed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
-from flowspec.model.trials import prepare
+from flowspec.model.arithmetic import build
+from flowspec.model.trials import prepare, torch_version
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
 from flowspec.runtime.machine import Machine
@@ -63,7 +65,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
 def _probe(machine: Machine) -> Speed:
     prepare()
     from flowspec.model.accelerator import find, use_threads
-    from flowspec.runtime.health.probe import probe  # torch, which a daemon needs for its first slice anyway
+    from flowspec.runtime.health.probe import probe  # what computes, which a daemon needs for its first slice
 
     use_threads(machine.threads)
     started_s = time.perf_counter()
@@ -79,13 +81,15 @@ def _probe(machine: Machine) -> Speed:
 
 def _key(machine: Machine) -> str:
     """What a probe depends on; the host, for home folders may be shared."""
-    threads = (
-        f"{machine.threads} of {os.cpu_count()} threads" if machine.threads else f"{os.cpu_count()} threads"
-    )
-    return (
-        f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, torch "
-        f"{importlib.metadata.version('torch')}, packed weights too"
-    )
+    cores = f"{os.cpu_count()} threads"
+    threads = f"{machine.threads} of {cores}" if machine.threads else cores
+    versions = f"torch {torch_version()}, kernels {_kernels()}"
+    return f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, {versions}"
+
+
+@functools.cache
+def _kernels() -> str:
+    return hashlib.sha256(build.SOURCE.read_bytes()).hexdigest()[:12]
 
 
 def _remembered(path: Path) -> dict[str, Speed]:

@@ -1,10 +1,11 @@
-"""A short look at how fast this machine is, for daemons whose board nobody measured: under half a second once
-torch is there.
+"""A short look at how fast this machine is, for daemons whose board nobody measured: about half a second on a
+CPU.
 
-Measured are a product of one row with weights that fit no cache (reading), one of many rows (computing),
-both again with packed weights by the kernels that slices use, and a chain of tiny operations (launching).
-`flowspec profile` takes minutes and real layers instead, and is the better profile. Numbers are rounded to
-steps of a fifth, so that boards that are alike look alike, and the same board tomorrow as today.
+Measured are a product of one row with weights that fit no cache (reading), one of many rows (computing), both
+again with packed weights, and what layers and passes cost beside their weights (launching): on a CPU by the
+kernels that slices use, on a GPU by torch. `flowspec profile` takes minutes and real layers instead, and is
+the better profile. Numbers are rounded to steps of a fifth, so that boards that are alike look alike, and the
+same board tomorrow as today.
 """
 
 from __future__ import annotations
@@ -12,62 +13,159 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch import nn
+import numpy as np
 
-from flowspec.core.protocol.precision import FILED
+from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.model_spec import Dense, Heads, LayerSpec, ModelSpec, Rotary
+from flowspec.core.protocol.precision import FILED, UNPACKED, is_packed
+from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.model.accelerator import Accelerator, accelerator_of
 from flowspec.model.arithmetic.packed import FORMS, PANEL
-from flowspec.model.gguf_layers import GgufLinear, Part, PlainGgufLinear, stay_packed
+from flowspec.model.engine import engine_of
+from flowspec.model.families import FAMILIES
+from flowspec.model.parts import LayerShape, Linear, Packed, Plain
+from flowspec.model.slice import Slice
+from flowspec.model.weights import EMBEDDING, SliceParts, Span
 from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, DeviceProfile, KernelRates
 
 RUNS, ENOUGH_S = 5, 0.05
-"""Of each product the fastest of so many runs counts, or of those that so much time allows."""
-WIDTH_READ = {"cpu": 4096, "gpu": 8192}
-"""64 and 128 MiB of weights."""
-WIDTH_COMPUTE, ROWS = {"cpu": 1024, "gpu": 4096}, {"cpu": 32, "gpu": 512}
-LAYER_OPERATIONS, PASS_OPERATIONS = 60, 100
-"""Operations of torch in a layer and beside the layers, as devices/*.toml estimate them."""
-STEPS = 4
-"""Rounding: so many steps to a factor of two."""
+"""Of each task the fastest of so many runs counts, or of those that so much time allows."""
 COMPUTING_SHARE_MIN = 0.1
 """Of a product's time, should reading seem to take all of it."""
-READ_DTYPE = {"cpu": torch.float32, "gpu": torch.float16}
+STEPS = 4
+"""Rounding: so many steps to a factor of two."""
 PACKED_FORMS = {"int4": "Q4_0", FILED: "Q4_K"}
 """As int4 packs matrices, and as most of a file in Q4_K_M are."""
-PACKED_WIDTH = 4096
-PACKED_OUTPUTS = {"cpu": 7 * PACKED_WIDTH, "gpu": PACKED_WIDTH}
-"""Of what is read: 64 MiB and more on CPUs. On a GPU the kernel unpacks to numbers, which fit no cache."""
 PACKED_BYTE = 17
 """All bytes of what is packed: scales are then small numbers."""
+TINY_WIDTH, TINY_LAYERS = 64, (2, 12)
+"""Of models that are launched on a CPU: one layer more costs what a layer costs beside its weights."""
+LAUNCHING_S_MIN = 1e-7
+"""Should the larger of them seem to take no longer."""
+LAYER_OPERATIONS, PASS_OPERATIONS = 60, 100
+"""Of torch on a GPU, in a layer and beside the layers."""
+Task = Callable[[], object]
 
 
-@torch.inference_mode()
-def probe(device: torch.device) -> DeviceProfile:
-    """The device as a profile; its memory is left at a nominal 1 GB. On CPUs computing comes on top of
-    reading, as in devices/*.toml."""
+class Sizes(NamedTuple):
+    """Outputs and inputs of the matrices that are read, also of packed ones, and of those by which so many
+    `rows` are computed."""
+
+    read: tuple[int, int]
+    packed: tuple[int, int]
+    computed: tuple[int, int]
+    rows: int
+
+
+class Measured(Protocol):
+    """A device."""
+
+    sizes: Sizes
+    read_dtype: str
+    packed: tuple[str, ...]
+    """Packed precisions whose kernel is known to be right."""
+    serial: float
+    expert_share: float
+
+    def product(self, dtype: str, rows: int, size: tuple[int, int]) -> tuple[Task, int]:
+        """A product of rows with weights in a precision, and the bytes that these take."""
+
+    def overheads(self) -> tuple[float, float]:
+        """Seconds that a layer takes beside its weights, and a pass beside its layers."""
+
+
+class _Cpu(Measured):
+    """Computing comes on top of reading, as in devices/*.toml. Raises `InputError` without right kernels."""
+
+    sizes = Sizes(read=(4096, 4096), packed=(7 * 4096, 4096), computed=(1024, 1024), rows=32)
+    read_dtype, packed, serial, expert_share = "float32", tuple(PACKED_FORMS), 1.0, EXPERT_SHARE_CPU
+
+    def product(self, dtype: str, rows: int, size: tuple[int, int]) -> tuple[Task, int]:
+        engine, (outputs, inputs) = engine_of(dtype, "cpu", "cast, scale"), size
+        if is_packed(dtype):
+            panels = np.full(_panels_shape(dtype, size), PACKED_BYTE, np.uint8)
+            matrix = engine.filed_matrix(PACKED_FORMS[dtype], panels, outputs)
+        else:
+            matrix = engine.matrix(engine.cast(np.full(size, 0.5, np.float32)))
+        run = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
+        given = engine.cast(np.full((rows, inputs), 0.5, np.float32))
+        return partial(run, given), sum(each.nbytes for each in matrix.arrays)
+
+    def overheads(self) -> tuple[float, float]:
+        few, many = TINY_LAYERS
+        few_s, many_s = (_fastest_s(_tiny_pass(layers)) for layers in TINY_LAYERS)
+        layer_s = max((many_s - few_s) / (many - few), LAUNCHING_S_MIN)
+        return layer_s, max(few_s - few * layer_s, LAUNCHING_S_MIN)
+
+
+class _Gpu(Measured):
+    """Reading and computing go on at the same time. Of packed precisions only what needs nothing but float32
+    products is measured."""
+
+    sizes = Sizes(read=(8192, 8192), packed=(4096, 4096), computed=(4096, 4096), rows=512)
+    read_dtype, packed, serial, expert_share = "float16", (FILED,), 0.0, EXPERT_SHARE_GPU
+
+    def __init__(self, here: Accelerator) -> None:
+        import torch
+
+        self._here, self._torch = here, torch
+
+    def product(self, dtype: str, rows: int, size: tuple[int, int]) -> tuple[Task, int]:
+        torch, (outputs, inputs) = self._torch, size
+        if not is_packed(dtype):
+            kind = getattr(torch, dtype)
+            weights, numbers = self._full(size, kind), self._full((rows, inputs), kind)
+            return partial(self._run, torch.nn.functional.linear, numbers, weights), weights.nbytes
+        from flowspec.model.gpu import multiplied
+
+        panels = self._full(_panels_shape(dtype, size), torch.uint8, PACKED_BYTE)
+        linear = Linear(inputs=inputs, matrices=(Packed(PACKED_FORMS[dtype], panels, outputs),))
+        return partial(
+            self._run, multiplied, self._full((rows, inputs), torch.bfloat16), linear
+        ), panels.nbytes
+
+    def overheads(self) -> tuple[float, float]:
+        small = self._full((1, 64), self._torch.float32)
+        operation_s = _fastest_s(partial(self._run, _chain, small)) / LAYER_OPERATIONS
+        return LAYER_OPERATIONS * operation_s, PASS_OPERATIONS * operation_s
+
+    def _full(self, shape: tuple[int, ...], kind: Any, value: float = 0.5) -> Any:
+        return self._torch.full(shape, value, dtype=kind, device=self._here.device)
+
+    def _run(self, task: Callable[..., object], *given: Any) -> None:
+        task(*given)
+        self._here.wait()
+
+
+def probe(device: str) -> DeviceProfile:
+    """The device as a profile; its memory is left at a nominal 1 GB."""
     here = accelerator_of(device)
-    kind = "cpu" if here.is_cpu else "gpu"
-    byte_s = _reading_s(here, kind)
-    tflops = {
-        str(dtype).removeprefix("torch."): _tflops(here, kind, dtype, byte_s) for dtype in _dtypes(here)
-    }
-    packed = {dtype: _packed_rates(here, kind, dtype) for dtype in _packed_dtypes(here)}
-    operation_s = _operation_s(here)
-    expert_share = EXPERT_SHARE_CPU if here.is_cpu else EXPERT_SHARE_GPU
+    measured = _Cpu() if here.is_cpu else _Gpu(here)
+    sizes = measured.sizes
+    byte_s = _reading_s(measured, measured.read_dtype, sizes.read)
+    dtypes = [dtype for dtype in UNPACKED if dtype != "bfloat16" or here.has_bfloat16]
+    tflops = {dtype: rounded(_tflops(measured, dtype, byte_s * measured.serial)) for dtype in dtypes}
+    packed = {}
+    for dtype in measured.packed:  # one row after the other, on a GPU, too
+        packed_byte_s = _reading_s(measured, dtype, sizes.packed)
+        own = rounded(1e-9 / packed_byte_s), rounded(_tflops(measured, dtype, packed_byte_s))
+        packed[dtype] = KernelRates(gb_per_s=own[0], tflops=own[1], serial=1.0)
+    layer_s, pass_s = measured.overheads()
     return DeviceProfile(
         name=here.name,
         memory_gb=1.0,
         memory_gb_per_s=rounded(1e-9 / byte_s),
         memory_efficiency=1.0,
-        tflops={name: rounded(value) for name, value in tflops.items()},
+        tflops=tflops,
         compute_efficiency=1.0,
-        serial=1.0 if here.is_cpu else 0.0,
+        serial=measured.serial,
         packed=packed,
-        layer_us=rounded(1e6 * LAYER_OPERATIONS * operation_s),
-        expert_us=rounded(1e6 * expert_share * LAYER_OPERATIONS * operation_s),
-        pass_us=rounded(1e6 * PASS_OPERATIONS * operation_s),
+        layer_us=rounded(1e6 * layer_s),
+        expert_us=rounded(1e6 * measured.expert_share * layer_s),
+        pass_us=rounded(1e6 * pass_s),
     )
 
 
@@ -76,83 +174,73 @@ def rounded(value: float) -> float:
     return float(f"{2 ** (round(STEPS * math.log2(value)) / STEPS):.4g}")
 
 
-def _dtypes(here: Accelerator) -> tuple[torch.dtype, ...]:
-    """bfloat16 is left out where a GPU would only emulate it."""
-    always = (torch.float32, torch.float16)
-    return (*always, torch.bfloat16) if here.has_bfloat16 else always
-
-
-def _reading_s(here: Accelerator, kind: str) -> float:
+def _reading_s(measured: Measured, dtype: str, size: tuple[int, int]) -> float:
     """Seconds for a byte of weights."""
-    width, dtype = WIDTH_READ[kind], READ_DTYPE[kind]
-    weights = torch.full((width, width), 0.5, dtype=dtype, device=here.device)
-    row = torch.full((1, width), 0.5, dtype=dtype, device=here.device)
-    return _fastest_s(lambda: torch.nn.functional.linear(row, weights), here) / weights.nbytes
+    task, weight_bytes = measured.product(dtype, 1, size)
+    return _fastest_s(task) / weight_bytes
 
 
-def _tflops(here: Accelerator, kind: str, dtype: torch.dtype, byte_s: float) -> float:
-    """Of a product of many rows, what reading its weights takes left out where a CPU does one after the
-    other."""
-    width, count = WIDTH_COMPUTE[kind], ROWS[kind]
-    weights = torch.full((width, width), 0.5, dtype=dtype, device=here.device)
-    rows = torch.full((count, width), 0.5, dtype=dtype, device=here.device)
-    spent_s = _fastest_s(lambda: torch.nn.functional.linear(rows, weights), here)
-    if kind == "cpu":
-        spent_s = max(spent_s - byte_s * weights.nbytes, COMPUTING_SHARE_MIN * spent_s)
-    return 1e-12 * 2 * count * width * width / spent_s
+def _tflops(measured: Measured, dtype: str, byte_s: float) -> float:
+    """Of a product of many rows, without so much for each byte of its weights."""
+    rows, (outputs, inputs) = measured.sizes.rows, measured.sizes.computed
+    task, weight_bytes = measured.product(dtype, rows, (outputs, inputs))
+    spent_s = _fastest_s(task)
+    spent_s = max(spent_s - byte_s * weight_bytes, COMPUTING_SHARE_MIN * spent_s)
+    return 1e-12 * 2 * rows * outputs * inputs / spent_s
 
 
-def _packed_dtypes(here: Accelerator) -> tuple[str, ...]:
-    """Packed precisions whose kernel is known to be right: the library's, which was tried, and on CUDA what
-    needs nothing but float32 products."""
-    if here.is_cpu:
-        return tuple(PACKED_FORMS)
-    return (FILED,) if here.device.type == "cuda" else ()
+def _panels_shape(dtype: str, size: tuple[int, int]) -> tuple[int, int, int]:
+    (outputs, inputs), form = size, FORMS[PACKED_FORMS[dtype]]
+    return outputs // PANEL, inputs // form.unit, form.unit_bytes
 
 
-def _packed_rates(here: Accelerator, kind: str, dtype: str) -> KernelRates:
-    """Of packed weights, in bytes as they lie in memory. One row after the other, as our kernels compute them
-    on CPUs and the plain one does on a GPU."""
-    outputs, width, count = PACKED_OUTPUTS[kind], WIDTH_COMPUTE[kind], ROWS[kind]
-    read, read_bytes = _packed_layer(here, dtype, PACKED_WIDTH, outputs)
-    row = torch.full((1, PACKED_WIDTH), 0.5, dtype=torch.bfloat16, device=here.device)
-    byte_s = _fastest_s(lambda: read(row), here) / read_bytes
-    many, many_bytes = _packed_layer(here, dtype, width, width)
-    rows = torch.full((count, width), 0.5, dtype=torch.bfloat16, device=here.device)
-    spent_s = _fastest_s(lambda: many(rows), here)
-    spent_s = max(spent_s - byte_s * many_bytes, COMPUTING_SHARE_MIN * spent_s)
-    tflops = 1e-12 * 2 * count * width * width / spent_s
-    return KernelRates(gb_per_s=rounded(1e-9 / byte_s), tflops=rounded(tflops), serial=1.0)
+def _tiny_pass(count: int) -> Task:
+    """A row through so many layers that are too small to take time."""
+    width, engine = TINY_WIDTH, engine_of("float32", "cpu", "cast, scale")
+    dense, heads = Dense(scale=width**-0.5, activation="silu", neurons=width), Heads(count=1, width=width)
+    layers = [LayerSpec(heads=1, kv=heads, source=number, dense=dense) for number in range(count)]
+    spec = ModelSpec(
+        hidden=width,
+        vocabulary=1,
+        context_max=1,
+        is_tied=True,
+        neurons=width,
+        rotaries=(Rotary(frequencies=(1.0,) * (width // 2)),),
+        layers=tuple(layers),
+    )
+    shape, values = LayerShape(spec=layers[0], family=FAMILIES["llama"], hidden=width), dict[str, Any]()
+    for name, parameter in shape.parameters().items():
+        zeros = engine.zeros(parameter.shape, engine.dtype)
+        values[name] = (engine.matrix(zeros),) if parameter.role == "matrix" else zeros
+    parts = SliceParts(dict.fromkeys(range(count), shape.parts(values, spec.eps, engine)))
+    parts.of[EMBEDDING] = Plain(engine.zeros((1, width), engine.dtype))
+    none, is_seen = np.zeros(1, np.int64), np.ones((1, 1), np.bool_)
+    own = JobPart(
+        request=0,
+        slots=none,
+        tokens=none,
+        positions=none,
+        key_positions=none.astype(np.int32),
+        visible=is_seen,
+        sampled=~is_seen[0],
+        sampling=Sampling(),
+    )
+    made = Slice(spec, Span(first=0, end=count, count=count + 1), parts, engine, engine.dtype, 0)
+    made.open_cache(0, 1)
+    return partial(made.forward, RunLayers(job=0, parts=(own,), payload=None, rows=(0,)), None)
 
 
-def _packed_layer(here: Accelerator, dtype: str, inputs: int, outputs: int) -> tuple[nn.Linear, int]:
-    """A layer with packed weights, and what these take."""
-    form = FORMS[PACKED_FORMS[dtype]]
-    shape = outputs // PANEL, inputs // form.unit, form.unit_bytes
-    panels = torch.full(shape, PACKED_BYTE, dtype=torch.uint8, device=here.device)
-    layer = nn.Linear(inputs, outputs, bias=False, device="meta")
-    part = Part(PACKED_FORMS[dtype], panels, outputs)
-    stay_packed(layer, (part,), GgufLinear if here.is_cpu else PlainGgufLinear, torch.bfloat16)
-    return layer, panels.nbytes
+def _chain(small: Any) -> None:
+    for _ in range(LAYER_OPERATIONS):
+        small.add_(1)
 
 
-def _operation_s(here: Accelerator) -> float:
-    small = torch.zeros(1, 64, device=here.device)
-
-    def run() -> None:
-        for _ in range(LAYER_OPERATIONS):
-            small.add_(1)
-
-    return _fastest_s(run, here) / LAYER_OPERATIONS
-
-
-def _fastest_s(task: Callable[[], object], here: Accelerator) -> float:
+def _fastest_s(task: Task) -> float:
     """The fastest of some runs after a first one: what else runs on a machine only ever adds time."""
     found, begun_s = [], time.perf_counter()
     for number in range(RUNS + 1):
         started_s = time.perf_counter()
         task()
-        here.wait()
         ended_s = time.perf_counter()
         if number:
             found.append(ended_s - started_s)

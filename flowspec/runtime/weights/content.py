@@ -11,14 +11,11 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
-
-if TYPE_CHECKING:
-    from flowspec.model.pieces import Span
+from flowspec.model.weights import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,8 @@ import hashlib
 import itertools
 import json
 import logging
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from safetensors.numpy import save
 
@@ -26,14 +24,12 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.rounding import FORMAT, ROUNDINGS, Rounded
 from flowspec.model.safetensors_file import load_mapped
+from flowspec.model.weights import SliceWeights, Weight, stack_bytes
 from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles
 from flowspec.runtime.weights.receive import HeadChannel, fetched
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
-
-if TYPE_CHECKING:
-    from flowspec.model.weights import SliceWeights, Weight
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -74,11 +70,9 @@ class StoredRounded:
         else:
             self._identities = self._identify(files, sources)
         self.keys = {weight.tensors: self._key(weight, dtype) for weight in matrices}
-        self._sizes = {}
-        for weight in matrices:
-            *stack, outputs, inputs = weight.shape
-            packed_bytes = math.prod(stack) * ROUNDINGS[dtype].packed_bytes(inputs, outputs)
-            self._sizes[self.keys[weight.tensors]] = packed_bytes + HEADER_BYTES
+        self._sizes = {
+            self.keys[weight.tensors]: stack_bytes(weight.shape, dtype) + HEADER_BYTES for weight in matrices
+        }
 
     @contextlib.contextmanager
     def checked(self) -> Iterator[None]:

@@ -18,7 +18,6 @@ from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import GgufTensor
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.safetensors_file import level_type, mapped
-from flowspec.model.spec import spec_of
 from flowspec.model.tensors import Extent, Tensors, check_shape
 from flowspec.runtime.weights.store import WeightStore
 
@@ -35,12 +34,11 @@ class StoredModel(ModelFiles):
         self.names = frozenset(names)
         self.entries: dict[str, TensorEntry] = {}
         self._architecture = offer.gguf
+        self._text, self._config = offer.config, None
         with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-            (Path(folder) / "config.json").write_text(offer.config, "utf-8")
-            super().__init__(folder, may_fetch=False)
+            super().__init__(self._written(folder), may_fetch=False)
             self.model = model
             self.raw = super().raw_config()
-            self._config = super().config()
         if self._architecture and self._architecture not in MODEL_TYPES:
             raise InputError(
                 f"model {model!r} is a GGUF file of the architecture {self._architecture!r}, which this "
@@ -55,14 +53,23 @@ class StoredModel(ModelFiles):
         return self.raw
 
     def config(self) -> Any:
+        """Built when it is asked for, which nobody does where the head has said what the model computes."""
+        if self._config is None:
+            with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
+                self.folder = Path(self._written(folder))
+                self._config = super().config()
         return self._config
+
+    def _written(self, folder: str) -> str:
+        (Path(folder) / "config.json").write_text(self._text, "utf-8")
+        return folder
 
     def tensors(self) -> Tensors:
         if not self._architecture:
             return self.under_scheme(StoredTensors(self))
-        family, spec = check_family(self.raw, self.model), spec_of(self._config)
+        family = check_family(self.raw, self.model)
         ahead = 0 if family.mtp is None else self.raw.get(family.mtp.count) or 0
-        return GgufTensors(self.model, self._architecture, self.names, self._packed, spec, family, ahead)
+        return GgufTensors(self.model, self._architecture, self.names, self._packed, self.spec, family, ahead)
 
     def add(self, entry: TensorEntry) -> None:
         """Learns what a tensor is; raises `PeerError` for one that no file could hold, or that FlowSpec does

@@ -94,6 +94,7 @@ def test_nothing_is_wrong_with_a_healthy_cluster() -> None:
 
 JETSON = Board(is_jetson=True, power_mode="MAXN")
 CUDA = replace(FACTS.software, cuda="12.6")
+GPU = {"accelerator": "RTX", "accelerator_total_bytes": 8 * GIB, "accelerator_free_bytes": 8 * GIB}
 
 
 def software(**changes: str) -> dict[str, Software]:
@@ -123,10 +124,13 @@ def interface(kind: str, mtu: int = 1500) -> dict[str, Interface]:
         ({"board": JETSON}, "problem cuda"),
         ({"board": JETSON, "software": CUDA}, "warning cuda"),
         ({"board": JETSON, "software": CUDA, "accelerator": "Orin"}, "note cuda"),
-        (software(torch="2.12.0"), "warning torch"),
-        (software(torch="2.13.0"), ""),
-        (software(torch=""), "problem torch"),
+        ({"board": JETSON, "software": replace(FACTS.software, torch="")}, "problem cuda"),
+        (software(torch="2.12.0"), ""),
+        (software(torch=""), ""),
+        ({**GPU, "software": replace(CUDA, torch="2.12.0")}, "warning torch, note cuda"),
+        ({**GPU, "software": replace(CUDA, torch="2.13.0")}, "note cuda"),
         (software(transformers="5.22.0"), "warning transformers"),
+        (software(transformers=""), "problem transformers"),
         (software(python="3.11.9"), ""),
         (software(python="3.10.2"), "note python"),
         *((interface(kind), "warning interface") for kind in ("wi-fi", "bridge", "tunnel", "virtual")),

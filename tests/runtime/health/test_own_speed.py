@@ -6,18 +6,21 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.model.gguf_layers import GgufLinear
+from flowspec.model.accelerator import CpuAccelerator
+from flowspec.model.cpu import Cpu
+from flowspec.model.parts import Linear, Packed, RowsFunction
 from flowspec.model.trials import prepare
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.speed import completed, profile_of, speed_of
 from flowspec.runtime.health import own_speed as module
+from flowspec.runtime.health import probe as probing
 from flowspec.runtime.health.own_speed import kept_profile, own_speed
-from flowspec.runtime.health.probe import probe
+from flowspec.runtime.health.probe import Sizes, probe
 from flowspec.runtime.machine import Machine
 
 MACHINE = Machine(device="cpu")
@@ -98,14 +101,36 @@ def test_a_probe_of_this_machine_measures_the_kernels_of_packed_weights_that_wer
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prepare()
-    found = probe(torch.device("cpu"))
-    assert found.layer_us > 0
+    found = probe("cpu")
+    assert min(found.layer_us, found.pass_us) > 0
     assert {"float32", "float16", "bfloat16"} == found.tflops.keys()
     assert min(found.tflops.values()) > 0
     told = speed_of(found, "probed").packed
     assert [each.dtype for each in told] == ["int4", "gguf"]
-    monkeypatch.setattr(GgufLinear, "forward", lambda self, rows: time.sleep(0.5))
-    slow = probe(torch.device("cpu")).packed
+    right = Cpu.rows
+
+    def slowed(self: Cpu, inputs: int, *, linear: Linear | None = None, **others: Any) -> RowsFunction:
+        is_packed = linear is not None and isinstance(linear.matrices[0], Packed)
+        run = right(self, inputs, linear=linear, **others)
+        return (lambda rows: time.sleep(0.5)) if is_packed else run
+
+    monkeypatch.setattr(Cpu, "rows", slowed)
+    slow = probe("cpu").packed
     assert slow.keys() == {each.dtype for each in told}
     for rates in slow.values():
         assert rates.gb_per_s < 0.2, "what is measured is what a slice's layers call"
+
+
+def test_a_gpu_is_probed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here this machine plays it."""
+
+    class Gpu(CpuAccelerator):
+        is_cpu = False
+
+    small = Sizes(read=(256, 256), packed=(256, 256), computed=(256, 256), rows=4)
+    monkeypatch.setattr(probing, "accelerator_of", lambda device: Gpu())
+    monkeypatch.setattr(probing._Gpu, "sizes", small)
+    found = probe("cuda:0")
+    assert found.serial == 0
+    assert found.packed.keys() == {"gguf"}
+    assert min(*found.tflops.values(), found.packed["gguf"].tflops, found.layer_us, found.pass_us) > 0

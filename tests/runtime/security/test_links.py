@@ -41,7 +41,7 @@ def keys(keys_folder: Path) -> Keyring:
 
 @pytest.fixture(scope="module")
 def keyed(keys_folder: Path) -> Iterator[LocalCluster]:
-    with LocalCluster(STAGES, family="llama", log_level="CRITICAL", keys=keys_folder) as cluster:
+    with LocalCluster(STAGES, log_level="CRITICAL", keys=keys_folder) as cluster:
         yield cluster
 
 

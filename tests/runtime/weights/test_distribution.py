@@ -67,7 +67,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def daemons(stores: Path) -> Iterator[list[LocalDaemon]]:
     """Each with a store of its own."""
-    with LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=stores) as started:
+    with LocalCluster(4, log_level="CRITICAL", cache_dir=stores) as started:
         yield started.wait()
 
 
@@ -123,7 +123,7 @@ def test_four_empty_daemons_get_their_slices_and_later_load_them_from_the_store(
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
     with (
-        LocalCluster(4, family="llama", log_level="CRITICAL", cache_dir=stores) as restarted,
+        LocalCluster(4, log_level="CRITICAL", cache_dir=stores) as restarted,
         Head(hidden_plan(folder, restarted.wait())) as head,
     ):
         assert received(head) == [0, 0, len(content), 0], (
@@ -166,7 +166,7 @@ def test_a_daemon_that_is_killed_in_the_middle_goes_on_where_it_was(
 ) -> None:
     folder = model(3, vocab_size=10_000)  # an embedding of three chunks
     whole = slice_tensors(folder, 0, 8)
-    with LocalCluster(1, family="llama", log_level="CRITICAL", cache_dir=tmp_path) as cluster:
+    with LocalCluster(1, log_level="CRITICAL", cache_dir=tmp_path) as cluster:
         (daemon,) = cluster.wait()
         kill = at_question(40, lambda: os.kill(daemon.pid, signal.SIGKILL))
         with kill, pytest.raises(ClusterError, match=r"local-0 .* was lost while"):

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
-from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.tensors import GgufTensors
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
-from flowspec.runtime.loading import CPU, offered_model, slice_weights
+from flowspec.model.weights import Span
+from flowspec.runtime.loading import offered_model, slice_weights
 from flowspec.runtime.weights.receive import HeadChannel, ask_word
 from flowspec.runtime.weights.rounded import ready_weights
 from flowspec.runtime.weights.store import WeightStore
@@ -40,7 +39,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def _noting(plain: Callable[..., None], found: list[str]) -> Callable[..., None]:
-    def copy_into(tensors: Tensors, name: str, part: Numbers) -> None:
+    def copy_into(tensors: Tensors, name: str, part: Array) -> None:
         found.append(name)
         plain(tensors, name, part)
 
@@ -60,12 +59,12 @@ def loaded(
     dtype: str = "int8",
     layers: int = 2,
     channel: HeadChannel | None = None,
-) -> torch.Tensor:
+) -> Array:
     """Hidden states `[rows, hidden]` of a slice of the first layers; whatever is wrong in it changes them."""
     span = Span(first=0, end=layers, count=files.config().num_hidden_layers)
-    weights = slice_weights(files, span, dtype, CPU)
+    weights = slice_weights(files, span, dtype)
     with ready_weights(files, weights, dtype, store, channel or Silent()) as (_, rounded):
-        part = Slice.load(files, span, dtype, CPU, store=rounded)
+        part = Slice.load(files, span, dtype, store=rounded)
     part.open_cache(0, 64)
     tokens = part_of(0, list(range(5, 25)), sampled=np.zeros(20, dtype=np.bool_))
     return part.forward(job_of(tokens), None)[1]
@@ -93,14 +92,14 @@ def test_a_second_start_reads_what_the_first_has_made(
     files = ModelFiles(str(folder))
     expected = loaded(files, None, dtype)
     reads.clear()
-    assert torch.equal(loaded(files, store, dtype), expected)
+    assert np.array_equal(loaded(files, store, dtype), expected)
     assert any(map(is_matrix, reads))
     reads.clear()
-    assert torch.equal(loaded(files, store, dtype), expected)
+    assert np.array_equal(loaded(files, store, dtype), expected)
     assert reads
     assert not any(map(is_matrix, reads)), "the matrices of the checkpoint are not read"
     count = len(made(store))
-    assert torch.equal(loaded(files, store, dtype, layers=1), loaded(files, None, dtype, layers=1))
+    assert np.array_equal(loaded(files, store, dtype, layers=1), loaded(files, None, dtype, layers=1))
     assert len(made(store)) == count, "another split finds them, too"
     loaded(files, store, "int4" if dtype == "int8" else "int8")
     assert len(made(store)) == 2 * count, "another precision does not"
@@ -117,7 +116,7 @@ def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, reads: list[st
         content = victim.read_bytes()
         victim.write_bytes(damage(content))
         reads.clear()
-        assert torch.equal(loaded(files, store), expected)
+        assert np.array_equal(loaded(files, store), expected)
         assert len([name for name in reads if is_matrix(name)]) == 1, "that one alone"
         assert victim.read_bytes() == content
 
@@ -132,8 +131,8 @@ def test_a_changed_checkpoint_is_noticed(tmp_path: Path, reads: list[str]) -> No
     files = ModelFiles(str(folder))
     after = loaded(files, store)
     assert [name for name in reads if is_matrix(name)] == ["model.layers.1.mlp.up_proj.weight"]
-    assert torch.equal(after, loaded(files, None))
-    assert not torch.equal(after, before)
+    assert np.array_equal(after, loaded(files, None))
+    assert not np.array_equal(after, before)
 
 
 def test_what_is_read_while_the_file_changes_is_not_kept(
@@ -143,7 +142,7 @@ def test_what_is_read_while_the_file_changes_is_not_kept(
     folder, store = make_variant(tmp_path / "model", "llama-grouped"), WeightStore(tmp_path / "store")
     plain = Tensors.copy_into
 
-    def copy_into(tensors: Tensors, name: str, part: Numbers) -> None:
+    def copy_into(tensors: Tensors, name: str, part: Array) -> None:
         plain(tensors, name, part)
         (folder / "model.safetensors").touch()
 
@@ -160,14 +159,14 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
         ASSIGN, stages=2, end_layer=2, layer_count=count, next_hop="tcp://x:1", next_name="b", dtype="int8"
     )
 
-    def start() -> tuple[torch.Tensor, int]:
+    def start() -> tuple[Array, int]:
         channel = Direct(offer)
         model = offered_model(assign, Span(first=0, end=2, count=count), ask_word(channel), channel, store)
         found = loaded(model, store, channel=channel)
         return found, sum(question.size for question in channel.ranges)
 
     expected, received = start()
-    assert torch.equal(expected, loaded(files, None))
+    assert np.array_equal(expected, loaded(files, None))
     assert received == sum(
         path.stat().st_size for path in (store.folder / "tensors").iterdir() if not path.suffix
     )
@@ -175,7 +174,7 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
         if not path.suffix:
             path.unlink()  # as when room is made
     again, received_again = start()
-    assert torch.equal(again, expected)
+    assert np.array_equal(again, expected)
     weights = load_file(Path(files.model) / "model.safetensors")
     kept = [
         name

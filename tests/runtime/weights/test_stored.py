@@ -8,21 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType as Kind
 
 from flowspec.bench.checkpoints import VARIANTS, make_variant
 from flowspec.core.protocol.precision import FILED
 from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import InputError, PeerError
+from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import FACTORS
 from flowspec.model.gguf.file import GgufFile
-from flowspec.model.gguf_layers import GgufModule
-from flowspec.model.pieces import Span
 from flowspec.model.slice import Slice
-from flowspec.runtime.loading import CPU, offered_model, slice_memory, slice_weights
+from flowspec.model.weights import Span, arrays_of
+from flowspec.runtime.loading import offered_model, slice_memory, slice_weights
 from flowspec.runtime.weights.offer import Offer
 from flowspec.runtime.weights.receive import ask_word, fetched
 from flowspec.runtime.weights.rounded import in_files
@@ -35,18 +35,8 @@ from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN
 
 
-def parameters(part: Slice) -> list[torch.Tensor]:
-    pieces = part.pieces
-    return [
-        each
-        for module in (pieces.embedding, *pieces.layers, pieces.norm, pieces.lm_head)
-        if module is not None
-        for each in (*module.parameters(), *_panels(module))
-    ]
-
-
-def _panels(module: torch.nn.Module) -> list[torch.Tensor]:
-    return [part.panels for each in module.modules() if isinstance(each, GgufModule) for part in each.parts]
+def parameters(part: Slice) -> list[Array]:
+    return [*arrays_of((*part.parts.of.values(),))]
 
 
 def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
@@ -60,17 +50,17 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
         assign = replace(ASSIGN, end_layer=count, layer_count=count)
         model = offered_model(assign, span, ask_word(channel), channel, store)
         assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
-        weights = slice_weights(files, span, "float32", CPU)
+        weights = slice_weights(files, span, "float32")
         assert set(model.entries) == in_files(files, (*weights.plain, *weights.packed))
         before = {path.name for path in (folder / "store").glob("tensors/*")}
         with fetched(model, channel) as received:
-            found = Slice.load(model, span, dtype, torch.device("cpu"))
+            found = Slice.load(model, span, dtype)
         sizes = {entry.digest: entry.size_bytes for entry in model.entries.values()}
         assert received == sum(size for digest, size in sizes.items() if digest not in before)
-        expected = Slice.load(files, span, dtype, torch.device("cpu"))
+        expected = Slice.load(files, span, dtype)
         pairs = list(zip(parameters(found), parameters(expected), strict=True))
         assert len(pairs) > 8
-        assert all(torch.equal(one, other) for one, other in pairs)
+        assert all(np.array_equal(one, other) for one, other in pairs)
     offer.close()
 
 

@@ -1,0 +1,237 @@
+"""The engine of a CPU: a model's parts as programs in C (`program.py`), on numpy's arrays."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Norm, Rotary
+from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.model.arithmetic import compiled, plain
+from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, widened
+from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
+from flowspec.model.arithmetic.packed import FORMS, PANEL, Q4_0, int8_panels, packed
+from flowspec.model.attention import BASE, Angles, Held, TreeBatch, TreeCache, TreeRows
+from flowspec.model.carried import Carry
+from flowspec.model.linear_attention import Walk, walk_of, walk_past
+from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
+from flowspec.model.program import Arithmetic, LayerProgram, Room, Rows, program_of
+from flowspec.model.rounding import Rounded, spread
+from flowspec.model.trials import PAIRS16
+
+Array = npt.NDArray[Any]
+
+
+class Cpu:
+    """An `Engine`. Raises `InputError` where the library cannot be had."""
+
+    device = "cpu"
+
+    def __init__(self, dtype: str, arithmetic: str, norm: Norm) -> None:
+        self.dtype = ACTIVATIONS[dtype]
+        self._kind = KINDS[self.dtype]
+        self._how = Arithmetic(self._kind, norm, "pairs" if arithmetic == PAIRS16 else "linear")
+        library = compiled.library()
+        assert library is not None, "it was tried"
+        self._library, self._room = library, Room(library)
+
+    # ---------------------------------------------------------------------------------------- arrays
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
+        return np.zeros(shape, DTYPES.get(dtype, dtype))
+
+    def array(self, x: Array) -> Array:
+        return np.ascontiguousarray(x)
+
+    def copied(self, x: Array) -> Array:
+        return x.copy()
+
+    def cast(self, x: Array) -> Array:
+        return np.ascontiguousarray(narrowed(x, self.dtype))
+
+    def numpy(self, x: Array) -> Array:
+        return x
+
+    def wide(self, x: Array) -> Array:
+        return widened(x)
+
+    def narrow(self, x: Array) -> Array:
+        return narrowed(x, self.dtype)
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+
+    def scaled(self, x: Array, factor: float) -> Array:
+        with np.errstate(all="ignore"):  # what is too large shows in logits
+            return narrowed(widened(x) * np.float32(factor), self.dtype)
+
+    # ----------------------------------------------------------------------------------------- parts
+
+    def ones(self, count: int) -> Array:
+        return narrowed(np.ones(count, np.float32), self.dtype)
+
+    def float32(self, x: Array) -> Array:
+        return np.ascontiguousarray(widened(x))
+
+    def rounded(self, value: float) -> float:
+        return float(widened(narrowed(np.array([value], np.float32), self.dtype))[0])
+
+    def number(self, x: Array) -> float:
+        return float(widened(x)[0])
+
+    def taps(self, weight: Array) -> Array:
+        return np.ascontiguousarray(widened(weight)[:, 0].T)
+
+    def rates(self, fading: Array, is_logarithm: bool, added: Array) -> Array:
+        fast = plain.exp(widened(fading)) if is_logarithm else -fading
+        return np.concatenate([fast, widened(added)])
+
+    def matrix(self, weights: Array) -> Matrix:
+        return Plain(weights)
+
+    def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
+        levels, scales = rounded["levels"], rounded["scales"]
+        if dtype == "int8":
+            filled = np.zeros(-(-len(levels) // PANEL) * PANEL, np.float32)
+            filled[: len(scales)] = scales
+            return Digits(in_room(int8_panels(levels)), filled, len(levels))
+        return Packed("Q4_0", in_room(packed(Q4_0, spread(rounded))), len(levels))
+
+    def filed_matrix(self, form: str, panels: Array, outputs: int) -> Matrix:
+        return Packed(form, panels, outputs)
+
+    # ------------------------------------------------------------------------------------- computing
+
+    def layer(
+        self, parts: Parts, spec: LayerSpec, place: int = 0, source: int = 0, going: int | None = None
+    ) -> LayerProgram:
+        return program_of(parts, spec, self._how, place, source, going)
+
+    def rows(
+        self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
+    ) -> RowsFunction:
+        return Rows(self._room, self._how, inputs, norm, linear)
+
+    def take(self, table: Matrix, rows: I64) -> Array:
+        if isinstance(table, Plain):
+            found: Array = table.weights[rows]
+            return narrowed(found, self.dtype) if found.dtype != DTYPES[self.dtype] else found
+        ids, form = np.ascontiguousarray(rows), FORMS[table.form]
+        made = np.empty((len(ids), table.inputs), np.float32)
+        matrix = address(table.panels), form.number, table.inputs
+        self._library.packed_rows(*matrix, address(ids), len(ids), address(made))
+        return narrowed(made, self.dtype)
+
+    def function(self, x: Array, name: str) -> Array:
+        given = np.ascontiguousarray(x)
+        found = np.empty_like(given)
+        where = address(given), kind_of(given.dtype), given.size, FUNCTIONS.index(name), None, address(found)
+        self._library.function(*where)
+        return found
+
+    def angles(self, positions: I64, rotary: Rotary) -> Angles:
+        frequencies, given = np.array(rotary.frequencies, np.float32), np.ascontiguousarray(positions)
+        cosine, sine = (np.empty((1, len(given), 2 * len(frequencies)), DTYPES[self.dtype]) for _ in range(2))
+        of_rows = address(given), len(given), address(frequencies), len(frequencies)
+        self._library.angles(*of_rows, rotary.scale, self._kind, address(cosine), address(sine))
+        return cosine, sine
+
+    def turn(self, x: Array, angles: Angles) -> Array:
+        rows, heads, width = x.shape
+        given, found = np.ascontiguousarray(x), np.empty(x.shape, x.dtype)
+        where = address(given), address(angles[0]), address(angles[1]), address(found)
+        shape = rows, heads, width, angles[0].shape[-1], heads * width, width
+        self._library.turn(compiled.TurnFields(*where, *shape, self._kind))
+        return found
+
+    def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
+        given = tuple(np.ascontiguousarray(each) for each in (keys, values))
+        to_keys, to_values, steps = to
+        rows, heads, width = keys.shape
+        where = (*map(address, (*given, np.ascontiguousarray(slots), to_keys, to_values)),)
+        of_steps = (None, None) if steps is None else tuple(map(address, steps))
+        shape = rows, heads, width, to_values.shape[2], to_values.shape[1]
+        between = (heads * width, width) * 2
+        fields = compiled.StoredFields(
+            *where, *of_steps, *shape, *between, kind_of(keys.dtype), kind_of(to_keys.dtype)
+        )
+        self._library.store(fields)
+
+    def begin(self, hidden: Array, batch: TreeBatch, carry: Carry) -> _Pass:
+        return _Pass(self._room, hidden, batch, carry)
+
+    def pass_by(self, layer: LayerProgram, cache: TreeCache, passed: Sequence[int]) -> None:
+        mixer = layer.view[1]
+        assert isinstance(mixer, DeltaRule)
+        assert layer.past is not None
+        walk = walk_past(layer.source, cache, passed, mixer.length)
+        place = cache.places[layer.source]
+        inputs, state = cache.inputs[place], cache.states[place, BASE]
+        where = Cache(inputs=address(inputs), inputs_width=inputs.shape[1], state=address(state))
+        part = Part(cache=ctypes.addressof(where))
+        _step(part, walk)
+        call = Call(parts=ctypes.addressof(part), parts_count=1, threads=1)
+        self._room.run(ctypes.byref(layer.past), call)
+
+
+class _Pass:
+    """A `Pass`, whose programs change hidden states in place."""
+
+    def __init__(self, room: Room, hidden: Array, batch: TreeBatch, carry: Carry) -> None:
+        self.hidden = hidden
+        self._room, self._batch = room, batch
+        self._parts: dict[Any, tuple[int, list[tuple[Part, TreeRows]]]] = {}
+        self._angles: Angles | None = None
+        self._held = carry
+        call = self._call = Call(hidden=address(hidden), rows=len(hidden), threads=threads())
+        call.parts_count = len(batch.requests)
+        if carry.tokens is not None:
+            call.tokens = address(carry.tokens)
+        if carry.going is not None:
+            call.going, call.between_going = address(carry.going), carry.going.shape[1]
+        if carry.embedding is not None:
+            between = carry.embedding.strides[0] // carry.embedding.itemsize
+            call.embedding, call.between_embeddings = address(carry.embedding), between
+
+    def run(self, layer: LayerProgram, angles: Angles) -> None:
+        call = self._call
+        if angles is not self._angles:
+            cosine, sine = self._angles = angles
+            call.cosine, call.sine, call.angles = address(cosine), address(sine), cosine.shape[2]
+        parts = self._parts.get(layer.view)
+        if parts is None:
+            parts = self._parts[layer.view] = self._made(layer)
+        call.parts, requests = parts
+        for part, rows in requests:
+            part.cache = rows.cache.address(layer.source)
+        mixer = layer.view[1]
+        if isinstance(mixer, DeltaRule):
+            for part, rows in requests:
+                _step(part, walk_of(rows, layer.source, mixer.length))
+        self._room.run(layer.pointer, call)
+
+    def _made(self, layer: LayerProgram) -> tuple[int, list[tuple[Part, TreeRows]]]:
+        array, (window, mixer) = (Part * len(self._batch.requests))(), layer.view
+        found = []
+        for part, request in zip(array, self._batch.requests, strict=True):
+            rows = request.of(layer.source)
+            assert rows is request or window is not None, "a layer without a window holds all"
+            part.first, part.rows, part.slots = rows.first, len(rows.slots), address(rows.slots)
+            if mixer is None:
+                sight = rows.sight(window)
+                order, ends = sight.order()
+                part.seen, part.order, part.ends = address(sight.seen), address(order), address(ends)
+                part.high, part.blocks = sight.seen.shape[1], len(ends)
+            elif isinstance(mixer, Convolution):
+                part.lines = address(rows.line(mixer.length))
+            found.append((part, rows))
+        return ctypes.addressof(array), found  # a part holds the array that it is of
+
+
+def _step(part: Part, walk: Walk) -> None:
+    part.lines, part.steps = address(walk.lines), address(walk.steps)
+    part.nodes, part.steps_count, part.places = len(walk.lines), len(walk.steps), walk.places

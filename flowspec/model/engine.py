@@ -1,0 +1,112 @@
+"""What computes a model's parts on a device. There are two: programs in C on a CPU (`cpu.py`), torch on a GPU
+(`gpu.py`). Both give a row the same bits whatever rows run with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from flowspec.core.protocol.model_spec import LayerSpec, Norm, Rotary
+from flowspec.model.arithmetic.arrays import I64, Array
+from flowspec.model.attention import Angles, Memory, TreeBatch, TreeCache
+from flowspec.model.carried import Carry
+from flowspec.model.parts import Arrays, Linear, Matrix, NormPart, Parts, RowsFunction
+from flowspec.model.rounding import Rounded
+from flowspec.model.trials import run_trial
+
+
+class Pass(Protocol):
+    """Runs layers with the same rows, one after another; there is one at a time."""
+
+    @property
+    def hidden(self) -> Array:
+        """Hidden states `[rows, width]`, by now."""
+
+    def run(self, layer: Any, angles: Angles) -> None: ...
+
+
+class Engine(Memory, Arrays, Protocol):
+    """Of one model in one precision. Not thread-safe: one thread runs it."""
+
+    device: str
+    """`cpu`, `cuda:0`."""
+    dtype: str
+    """Of rows, by name."""
+
+    # ---------------------------------------------------------------------------------------- arrays
+
+    def array(self, x: npt.NDArray[Any]) -> Array:
+        """There, as it is; bfloat16 is uint16 in numpy."""
+
+    def cast(self, x: npt.NDArray[Any]) -> Array:
+        """There, in the dtype of rows."""
+
+    def numpy(self, x: Array) -> npt.NDArray[Any]:
+        """Here again."""
+
+    def wide(self, x: Array) -> Array:
+        """In float32."""
+
+    def narrow(self, x: Array) -> Array:
+        """Float32 in the dtype of rows."""
+
+    # ----------------------------------------------------------------------------------------- parts
+
+    def matrix(self, weights: Array) -> Matrix:
+        """`[outputs, inputs]` in the dtype of rows."""
+
+    def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix: ...
+    def filed_matrix(self, form: str, panels: npt.NDArray[np.uint8], outputs: int) -> Matrix: ...
+
+    # ------------------------------------------------------------------------------------- computing
+
+    def layer(
+        self, parts: Parts, spec: LayerSpec, place: int = 0, source: int = 0, going: int | None = None
+    ) -> Any:
+        """What `Pass.run` takes. It attends to keys and values of a `source`, as its `place` counted from the
+        slice's first layer; its own go on from number `going`, if they do."""
+
+    def rows(
+        self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
+    ) -> RowsFunction:
+        """A norm, a linear layer, or both."""
+
+    def take(self, table: Matrix, rows: I64) -> Array:
+        """Rows of a table, in the dtype of rows."""
+
+    def angles(self, positions: I64, rotary: Rotary) -> Angles: ...
+    def turn(self, x: Array, angles: Angles) -> Array:
+        """Queries or keys `[rows, heads, width]`, turned by their positions."""
+
+    def function(self, x: Array, name: str) -> Array:
+        """One of `plain.FUNCTIONS`, number by number, in the dtype of x."""
+
+    def begin(self, hidden: Array, batch: TreeBatch, carry: Carry) -> Pass:
+        """With hidden states `[rows, width]` of its own."""
+
+    def pass_by(self, layer: Any, cache: TreeCache, passed: Sequence[int]) -> None:
+        """Brings the state `BASE` of a layer to the end of these slots, which `ClearSlots` names."""
+
+    def scaled(self, x: Array, factor: float) -> Array:
+        """Times a factor, rounded once."""
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """`[rows, numbers]` of several, one after another."""
+
+
+def engine_of(dtype: str, device: str, norm: Norm, arithmetic: str = "") -> Engine:
+    """For a model in a precision, whose norms compute so: by an `arithmetic`, or the best that the device
+    has. Raises `InputError` where it lacks that."""
+    trial = run_trial(dtype, device)
+    trial.check(arithmetic)
+    arithmetic = arithmetic or trial.arithmetics[0]
+    if device == "cpu":
+        from flowspec.model.cpu import Cpu
+
+        return Cpu(dtype, arithmetic, norm)
+    from flowspec.model.gpu import Gpu  # where torch is
+
+    return Gpu(dtype, arithmetic, norm, device)

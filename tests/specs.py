@@ -1,0 +1,31 @@
+"""What small models of every family compute, without their weights."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from flowspec.bench.checkpoints import SMALL, VARIANTS
+from flowspec.core.protocol.model_spec import ModelSpec
+from flowspec.model.families import FAMILIES, Family, decoder_config
+from flowspec.model.imports import IMPORTING
+from flowspec.model.spec import spec_of
+
+
+@functools.cache
+def spec_of_variant(name: str) -> ModelSpec:
+    """Of a checkpoint of `bench.checkpoints`."""
+    with IMPORTING:
+        from transformers import AutoConfig
+
+    family, overrides = VARIANTS[name]
+    own, part = {**SMALL, **overrides}, FAMILIES[family].part
+    fields = {part: own, "tie_word_embeddings": own["tie_word_embeddings"]} if part else own
+    return spec_of(decoder_config(AutoConfig.for_model(family, **fields), name))
+
+
+def class_of(family: Family, name: str) -> Any:
+    """One of transformers' classes of a family, for example `DecoderLayer`."""
+    modeling = importlib.import_module(f"transformers.models.{family.module}.modeling_{family.module}")
+    return getattr(modeling, f"{family.prefix}Text{name}", None) or getattr(modeling, family.prefix + name)
