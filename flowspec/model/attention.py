@@ -137,14 +137,15 @@ class TreeCache:
         return added * int(sum(kind.slot_bytes for kind in self._kinds) + inputs)
 
     def reserve(self, slots: int) -> None:
-        """Makes room for slots `0..slots-1`; new ones are zero."""
+        """Makes room for slots `0..slots-1`; new ones are zero. Nothing has changed where memory lacks."""
         if slots <= self._slots:
             return
         assert slots <= self.slots_max, f"{slots} slots asked for, {self.slots_max} reserved"
         more = _filled(cache_size(slots, self.slots_max)) - self._slots
-        for kind in self._kinds:
-            kind.grow(more)
-        self.inputs = _grown(self.inputs, more, 1)
+        larger, inputs = [kind.grown(more) for kind in self._kinds], _grown(self.inputs, more, 1)
+        for kind, tensors in zip(self._kinds, larger, strict=True):
+            kind.hold(tensors)
+        self.inputs = inputs
         self._slots += more
         self._addresses.clear()
 
@@ -198,10 +199,13 @@ class _KeysAndValues:
         slot += sum(steps.shape[3] * steps.itemsize for steps in self.steps or ())
         return int(layers * heads * slot)
 
-    def grow(self, more: int) -> None:
+    def grown(self, more: int) -> list[Array]:
+        """Copies of its `tensors` with so many slots more."""
         sizes = (more // LANES, more) * 2
-        made = [_grown(each, size, 2) for each, size in zip(self.tensors, sizes, strict=False)]
-        self.keys, self.values, *steps = made
+        return [_grown(each, size, 2) for each, size in zip(self.tensors, sizes, strict=False)]
+
+    def hold(self, tensors: Sequence[Array]) -> None:
+        self.keys, self.values, *steps = tensors
         self.steps = (steps[0], steps[1]) if steps else None
 
     def copy(self, source: _KeysAndValues, slots: I64) -> None:

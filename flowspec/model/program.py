@@ -98,9 +98,10 @@ class Room:
         """By a pointer, with what the call says."""
         call.room, call.room_bytes = self._at, self._size
         while needed := self._run(program, ctypes.byref(call)):
-            self._size = needed + needed // 4
-            self._bytes = np.empty(self._size + ALIGNMENT, np.uint8)
-            self._at = -(-address(self._bytes) // ALIGNMENT) * ALIGNMENT
+            size = needed + needed // 4
+            room = np.empty(size + ALIGNMENT, np.uint8)  # or no memory is left, and nothing has changed
+            self._bytes, self._size = room, size
+            self._at = -(-address(room) // ALIGNMENT) * ALIGNMENT
             call.room, call.room_bytes = self._at, self._size
 
 

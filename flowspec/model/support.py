@@ -1,9 +1,9 @@
 """What a supported family's config may not ask for: everything that would change the arithmetic and is not
 handled.
 
-The layers and their config classes are transformers' own, so what a class has a field for is done. What is
-left, and refused here: fields that a class does not know (transformers keeps and ignores them), features that
-depend on the batch, quantised weights, and fields at odds with each other.
+`spec.py` says what of a family's config layers compute. Refused here: fields that transformers' class of the
+family does not know (it keeps and ignores them), what layers compute in one way only, features that depend
+on the batch, quantised weights, and fields at odds with each other.
 """
 
 from __future__ import annotations
@@ -43,12 +43,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "enable_moe_block": (None, False),
     "final_logit_softcapping": (None,),
     "global_head_dim": (None,),
+    "hidden_activation": (None,),
     "hidden_size_per_layer_input": (None, 0),
     "is_causal": (None, True),
     "kv_lora_rank": (None,),
     "layer_types": (None,),
     "logit_scale": (None, 1),
     "logits_scaling": (None, 1),
+    "n_group": (None, 0, 1),
     "n_routed_experts": (None, 0),
     "no_rope_layers": (None, []),
     "num_experts": (None, 0),
@@ -63,6 +65,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "sliding_window": (None,),
     "swiglu_alpha": (None,),
     "swiglu_limit": (None,),
+    "topk_group": (None, 0, 1),
     "use_bidirectional_attention": (None, False),
     "use_double_wide_mlp": (None, False),
     "use_pos_enc": (None, True),
@@ -308,6 +311,7 @@ def _check_linear_attention(config: Any, model: str) -> None:
         )
     built_in = {
         "attn_output_gate": True,
+        "hidden_act": "silu",
         "mamba_ssm_dtype": "float32",
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],

@@ -20,7 +20,7 @@ from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.shape import LayersHeld, ModelShape
 
 PROCESS_BYTES = 512 << 20
-"""A daemon's or a head's process before anything is loaded: Python, torch and what they map."""
+"""A daemon's or a head's process before anything is loaded, on a GPU with torch and what that maps."""
 SYSTEM_SHARE = 0.1
 """Of a device's memory, for its operating system; a plan leaves it alone."""
 ACTIVATION_BYTES_MIN = 2.0

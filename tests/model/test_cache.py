@@ -13,11 +13,13 @@ from flowspec.core.protocol.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
 from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.precision import CACHE_AUTO, Q8_0, cached_as
 from flowspec.errors import ClusterError
-from flowspec.model.arithmetic import plain
+from flowspec.model import attention, program
+from flowspec.model.arithmetic import compiled, plain
 from flowspec.model.arithmetic.arrays import DTYPES, F32, I64, widened
 from flowspec.model.arithmetic.plain import LANES
 from flowspec.model.attention import MOVED_AT_ONCE, Sight, TreeCache
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.program import Room
 from flowspec.model.slice import Slice
 from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_memory
@@ -229,3 +231,49 @@ def test_a_conversation_more_than_memory_holds_is_refused_before_it_is_taken() -
     assert part._caches[1].bytes == part._caches[2].bytes, "nothing was taken"
     part.close_cache(2)
     part._reserve(part._caches[1], BLOCK_SLOTS + 1, 0)
+
+
+def lack_memory(*_: object) -> None:
+    raise MemoryError
+
+
+def test_a_cache_for_which_memory_lacks_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = {0: Heads(count=2, width=32), 1: Heads(count=1, width=64)}
+    cache = TreeCache(heads=heads, memory=functions.engine(), slots_max=4 * BLOCK_SLOTS, held="float32")
+    cache.reserve(LANES)
+    write(cache, 0, np.arange(LANES), *np.ones((2, 2, LANES, 32), np.float32))
+    before = [part for layer in heads for part in cache.of(layer)[:2]]
+    grown = attention._grown
+    for number in range(5):  # keys and values of two kinds, then inputs
+        tried = iter([grown] * number)
+        monkeypatch.setattr(attention, "_grown", lambda *own, tried=tried: next(tried, lack_memory)(*own))
+        with pytest.raises(MemoryError):
+            cache.reserve(BLOCK_SLOTS + 1)
+        after = [part for layer in heads for part in cache.of(layer)[:2]]
+        assert all(one is other or one.base is other.base for one, other in zip(before, after, strict=True))
+        assert [part.shape for part in before] == [part.shape for part in after]
+    monkeypatch.setattr(attention, "_grown", grown)
+    cache.reserve(BLOCK_SLOTS + 1)
+    keys = cache.of(0)[0]
+    assert keys.shape[1] > BLOCK_SLOTS // LANES
+    assert in_slots(keys)[:, :LANES].all()
+    assert not in_slots(keys)[:, LANES:].any()
+
+
+def test_room_for_which_memory_lacks_is_not_lent(monkeypatch: pytest.MonkeyPatch) -> None:
+    lent: list[int] = []
+
+    class Library:
+        def run(self, _program: object, call: object) -> int:
+            lent.append(call._obj.room_bytes)
+            return 0 if lent[-1] >= 1000 else 1000
+
+    room = Room(Library())
+    with monkeypatch.context() as patch:
+        patch.setattr(program.np, "empty", lack_memory)
+        for _ in range(2):
+            with pytest.raises(MemoryError):
+                room.run(None, compiled.Call())
+    assert lent == [0, 0]
+    room.run(None, compiled.Call())
+    assert lent == [0, 0, 0, 1250]

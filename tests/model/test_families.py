@@ -294,6 +294,27 @@ def test_the_part_of_a_multimodal_model_ties_and_is_quantised_as_the_whole(tmp_p
         load(folder, [0, 4])
 
 
+@pytest.mark.parametrize(
+    ("variant", "field", "value"),
+    [
+        ("qwen3", "hidden_activation", "gelu_pytorch_tanh"),
+        ("qwen3-moe", "n_group", 2),
+        ("mixtral", "topk_group", 2),
+        ("qwen3.5", "hidden_act", "relu"),
+    ],
+)
+def test_a_field_that_the_family_does_not_compute_is_refused(
+    variant: str, field: str, value: object, tmp_path: Path
+) -> None:
+    folder = make_variant(tmp_path, variant)
+    path = folder / "config.json"
+    raw = json.loads(path.read_text())
+    raw.get("text_config", raw)[field] = value
+    path.write_text(json.dumps(raw))
+    with pytest.raises(InputError, match=field):
+        family_of(ModelFiles(str(folder)).config(), "m")
+
+
 @pytest.mark.parametrize("name", DATA["other families"])
 def test_a_model_of_another_family_is_refused_by_name_and_difference(name: str, tmp_path: Path) -> None:
     case = DATA["other families"][name]

@@ -135,6 +135,10 @@ class Assign:
         if self.spec is not None:
             count = len(self.spec.layers)
             check(count == self.layer_count, "spec", count, f"{self.layer_count} layers")
+            for dense in (layer.dense for layer in self.spec.layers):
+                check(dense is not None, "spec", dense, "layers that can be computed")
+                is_of_head = dense is not None and (dense.has_entry or dense.embedding_norm)
+                check(not is_of_head, "spec", "a layer of a head", "layers of a model, which have no entry")
         check_text("model", self.model, limits.TEXT_CHARS_MAX)
         for field in ("fingerprint", "next_hop", "next_name", "arithmetic", "tokens_digest"):
             check_text(field, getattr(self, field))

@@ -142,6 +142,7 @@ class Mixture(_Checked):
         _Checked.__post_init__(self)
         _expect(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"1 to {self.experts}")
         is_whole = 1 <= self.open <= self.groups and not self.experts % self.groups
+        is_whole = is_whole and (self.groups == 1 or self.groups < self.experts)
         has_enough = is_whole and self.experts // self.groups * self.open >= self.chosen
         _expect(has_enough, "groups", (self.groups, self.open), "equal groups, as many open as are needed")
 
@@ -232,6 +233,7 @@ class Dense(_Checked):
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
+        _expect(not (self.is_gated and self.is_joined), "is_gated", True, "no gates in a joined matrix")
         is_short = len(self.biases) <= NAME_CHARS_MAX and all(map(_is_name, self.biases))
         _expect(is_short, "biases", self.biases, "a few names")
 
@@ -304,6 +306,7 @@ class ModelSpec(_Checked):
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
+        _expect(self.hidden > 0, "hidden", self.hidden, "1 or more")
         count = len(self.layers)
         _expect(1 <= count <= limits.LAYERS_MAX, "layers", count, f"1 to {limits.LAYERS_MAX}")
         rules = {layer.dense.mixer for layer in self.layers if layer.dense is not None}
@@ -338,8 +341,6 @@ class ModelSpec(_Checked):
         _expect(
             dense.input_width == self.layer_inputs, "layer_inputs", dense.input_width, f"{self.layer_inputs}"
         )
-        is_of_head = dense.has_entry or dense.embedding_norm
-        _expect(not is_of_head, "embedding_norm", dense.embedding_norm, "none: only heads have an entry")
 
     @property
     def heads(self) -> tuple[Heads, ...]:

@@ -29,7 +29,6 @@ TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Of each layout: the tensor that holds the levels, and those that may stand beside it."""
 _BITS = (2, 4, 8)
-STATIC = "its inputs are rounded by scales that were measured before, which are not computed with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
