@@ -3,6 +3,7 @@ folder, weights that were never written though the file has its full length."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from itertools import groupby
@@ -48,7 +49,7 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
         return f"it is a pointer that git-lfs left in its place; run `git lfs pull` there, or {_FETCH}"
     if text.startswith(_PAGE):
         return f"it is a web page that was saved in its place; {_FETCH}"
-    if text.startswith(b"{") and path.suffix != ".json":
+    if text.startswith(b"{") and path.suffix not in (".json", ".jinja"):
         return f"it is JSON, such as a server's answer that was saved in its place; {_FETCH}"
     if head.startswith(GGUF_MAGIC) and path.suffix.lower() != ".gguf":
         return f"it is a GGUF file; give it by itself: --model {path}"
@@ -62,6 +63,17 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
     if not any(head):
         return f"it begins with zeros, so its download was not finished; {_FETCH}"
     return otherwise
+
+
+def advice_for_json(path: Path) -> str:
+    """`advice`, also for JSON that breaks off; empty where the file is whole, or is no JSON by its name."""
+    found = advice(path, "")
+    if not found and path.suffix == ".json":
+        try:
+            json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            return f"{path.name} is no whole JSON ({error!s:.80}); {_FETCH}"
+    return found
 
 
 def instead(path: Path, error: Exception) -> str:

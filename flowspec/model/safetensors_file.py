@@ -37,7 +37,10 @@ def read_header(path: Path) -> dict[str, Any]:
     """Tensor name -> dtype, shape, offsets. Checks the file's length; raises `InputError`."""
     try:
         with path.open("rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
+            begin = file.read(8)
+            if len(begin) < 8:
+                raise ValueError(f"{len(begin)} bytes")
+            (size,) = struct.unpack("<Q", begin)
             if size > limits.TENSOR_HEADER_BYTES_MAX:
                 raise ValueError(f"a header of {size} bytes")
             header = json.loads(file.read(size))
@@ -57,7 +60,6 @@ def read_header(path: Path) -> dict[str, Any]:
         TypeError,
         AttributeError,
         RecursionError,
-        struct.error,
     ) as error:
         raise InputError(f"{path} is not a safetensors file{instead(path, error)}") from None
     if path.stat().st_size != end:

@@ -17,7 +17,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
-from flowspec.model.damage import advice, check_inside, read_head
+from flowspec.model.damage import advice_for_json, check_inside, read_head
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.harmony import MARKS, FinalChannel
@@ -151,7 +151,7 @@ class Tokenizer:
                 raise
             except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
                 text = " ".join(str(error).split())
-                known = (advice(path, "") for path in found if files.gguf is None)
+                known = (advice_for_json(path) for path in found if files.gguf is None)
                 why = next(filter(None, known), f"{text:.200}")
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
         self._steps: set[str] | None = None

@@ -407,6 +407,16 @@ def test_a_tokenizer_that_panics_or_fails_in_use_is_one_line(folder: Path) -> No
 PIECES = st.sampled_from([*DATA["template pieces"], "\ud800", "\x1b[2J"])
 
 
+def test_a_tokenizer_that_breaks_off_is_named_whatever_lies_beside_it(tmp_path: Path) -> None:
+    shutil.copytree(bundled_folder("target"), tmp_path / "m")
+    path = tmp_path / "m" / "tokenizer.json"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(
+        InputError, match=r"tokenizer\.json is no whole JSON \(.*char 3000\)\); `flowspec fetch"
+    ):
+        Tokenizer(ModelFiles(str(tmp_path / "m")))
+
+
 @given(st.lists(PIECES, max_size=6).map("".join) | st.text(max_size=30))
 def test_any_chat_template_is_used_or_refused(shared: Path, template: str) -> None:
     write(shared, template=template)
