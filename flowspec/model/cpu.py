@@ -12,7 +12,7 @@ import numpy.typing as npt
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Norm, Rotary
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.model.arithmetic import compiled, plain
-from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, widened
+from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, room, widened
 from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
 from flowspec.model.arithmetic.packed import FORMS, PANEL, Q4_0, int8_panels, packed
 from flowspec.model.attention import BASE, Angles, Held, TreeBatch, TreeCache, TreeRows
@@ -42,7 +42,7 @@ class Cpu:
     # ---------------------------------------------------------------------------------------- arrays
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
-        return np.zeros(shape, DTYPES.get(dtype, dtype))
+        return room(shape, DTYPES.get(dtype, dtype), np.zeros)
 
     def array(self, x: Array) -> Array:
         return np.ascontiguousarray(x)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -78,10 +78,13 @@ def fill(part: Numbers, numbers: Numbers) -> None:
         part[first : first + step] = narrowed(numbers[first : first + step], name)
 
 
-def room(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """An array without values, which begins with a line of the cache: vectors read it faster."""
+def room(
+    shape: tuple[int, ...], dtype: npt.DTypeLike, made: Callable[..., npt.NDArray[Any]] = np.empty
+) -> npt.NDArray[Any]:
+    """An array without values, or zeros if so `made`, which begins with a line of the cache: vectors read it
+    faster."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    whole = np.empty(size + _LINE_BYTES, np.uint8)
+    whole = made(size + _LINE_BYTES, np.uint8)
     first = -whole.ctypes.data % _LINE_BYTES
     return whole[first : first + size].view(dtype).reshape(shape)
 
