@@ -26,7 +26,7 @@ from flowspec.core.protocol.precision import Q8_0
 from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.arrays import I32, I64, Array, Bools, namespace, zeros
+from flowspec.model.arithmetic.arrays import I32, I64, Array, Bools, zeros
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import BLOCK, LANES
 
@@ -235,9 +235,12 @@ class _KeysAndValues:
 
 def _grown(x: Array, more: int, axis: int) -> Array:
     """With so many zeros more along an axis."""
-    shape = [*x.shape]
-    shape[axis] = more
-    return namespace(x).concatenate([x, zeros(x, *shape)], axis)
+    shape, before = [*x.shape], x.shape[axis]
+    shape[axis] += more
+    larger = zeros(x, *shape)  # of which memory is taken as it is written to
+    if before:
+        larger[(slice(None),) * axis + (slice(before),)] = x
+    return larger
 
 
 def _filled(count: int) -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from flowspec.bench.random_models import random_panels
 from flowspec.core.protocol.precision import FILED
 from flowspec.model.accelerator import use_threads
-from flowspec.model.arithmetic.arrays import Array
+from flowspec.model.arithmetic.arrays import Array, in_room
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.engine import Engine, engine_of
 from flowspec.model.parts import Linear, Matrix, RowsFunction
@@ -77,7 +77,7 @@ class _Product:
         if name in FORMS:
             panels = random_panels(FORMS[name], outputs, inputs, self._random)
             return self._engine.filed_matrix(name, panels, outputs)
-        weights = self._numbers(shape)
+        weights = in_room(self._numbers(shape))  # as those that are read from a file lie
         if name in ROUNDINGS:
             return self._engine.rounded_matrix(name, ROUNDINGS[name].round(weights), inputs)
         return self._engine.matrix(weights)

@@ -109,7 +109,7 @@ def cast(x: Array, dtype: Any) -> Array:
 
 def zeros(x: Array, *shape: int) -> Array:
     """Of the dtype of `x`, where it is."""
-    return np.zeros(shape, x.dtype) if isinstance(x, np.ndarray) else x.new_zeros(shape)
+    return room(shape, x.dtype, np.zeros) if isinstance(x, np.ndarray) else x.new_zeros(shape)
 
 
 def indices(x: Array, count: int) -> Array:
