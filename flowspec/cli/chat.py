@@ -33,6 +33,7 @@ from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.screen import LEGEND, blocks_of, strip_line
 from flowspec.cli.streaming import answer_shown
 from flowspec.cli.terminal import TypedInterrupt, note, terminal_size
+from flowspec.core.cluster.membership import WAITING
 from flowspec.core.protocol.messages import HOP_SECONDS
 from flowspec.errors import ClusterError, InputError, PeerError, counted
 from flowspec.folders import state_folder
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
         last = None if content is None else content.last
         params = sampling_params(args)
         arithmetic = "" if content is None else content.setting.arithmetic
-        notes = Notes(lambda text: note(f"({text})"))
+        notes = Notes(show_note)
 
         def check(files: ModelFiles) -> None:
             if content is not None:
@@ -150,6 +151,11 @@ def run(args: argparse.Namespace) -> int:
             chat.attempt(partial(chat.go_on, last))
         chat.loop()
         return 1 if chat.has_failed else 0
+
+
+def show_note(text: str) -> None:
+    """What happens to the devices, in a line, and how not to wait for them, which has no limit here."""
+    note(f"({text}; Ctrl-C gives the answer up)" if WAITING in text else f"({text})")
 
 
 def take_up(args: argparse.Namespace, journal: ChatJournal) -> JournalContent:
@@ -384,7 +390,11 @@ class Chat:
     def follow(self, llm: LLM, question: Question) -> None:
         """Shows an answer up to its end."""
         if (head := llm.session.head).is_waiting:
-            note(f"(this waits until a device is back: {', '.join(head.lost)}; Ctrl-C gives it up)")
+            lost = " or ".join(head.lost)
+            note(
+                "(this waits for a device to come back, as long as it takes; start the daemon of "
+                f"{lost} again; Ctrl-C gives the answer up)"
+            )
         path, self.record_to = self.record_to, None
         try:
             with recorded(llm.session, self.tokenizer, path, self.notes):

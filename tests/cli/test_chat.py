@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.cli import chat
+from flowspec.core.cluster.membership import WAITING
 from flowspec.watch.recording import read_recording
 from tests.cli.running import Run
 from tests.cli.terminal import Terminal, Window
@@ -149,6 +151,14 @@ def test_a_lost_device_logs_and_resizing_leave_the_answer_whole(tmp_path: Path) 
     (_, text) = said(dialogue)[-1]
     shown = iter(" ".join(whole).partition(STORY)[2].split())
     assert [word for word in text.split() if word not in shown] == [], "each behind the one before"
+
+
+def test_a_chat_that_waits_for_devices_says_how_to_stop_waiting(capsys: pytest.CaptureFixture[str]) -> None:
+    chat.show_note(f"no device is left{WAITING}, as long as it takes; start its daemon again")
+    chat.show_note("device a is lost")
+    waiting, lost = capsys.readouterr().err.splitlines()
+    assert waiting.endswith("as long as it takes; start its daemon again; Ctrl-C gives the answer up)")
+    assert lost == "(device a is lost)"
 
 
 @pytest.mark.usefixtures("shared")

@@ -433,9 +433,15 @@ def test_a_user_does_not_wait_longer_than_asked() -> None:
     bench.core.timeouts = replace(FORMING_TIMEOUTS, wait_s=10.0)
     told = bench.core.handle(ConnectionClosed(pipeline=1, device="a"), bench.now_s)
     text = "no device is left; waiting for a device to come back"
-    assert Note(text=f"{text}, for 10 s at most") in told
+    assert Note(text=f"{text}, for 10 s at most; start its daemon again") in told
     assert [command for command in bench.pass_time(9.5) if isinstance(command, EndSession)] == []
     assert EndSession(text=f"{text}; nothing changed within 10 s") in bench.pass_time(1.0)
+
+
+def test_a_user_who_waits_without_a_limit_is_not_given_one() -> None:
+    told = running("a").core.handle(ConnectionClosed(pipeline=1, device="a"), 0.0)
+    text = "no device is left; waiting for a device to come back, as long as it takes; start its daemon again"
+    assert Note(text=text) in told
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b")])

@@ -691,14 +691,15 @@ class PipelineCore:
                     self._commands[:] = [each for each in self._commands if not isinstance(each, Note)]
                     self._give_up(self._first_text or (cause or self._note).partition("; ")[0])
                     return
-                if not is_wanted and self.timeouts.wait_s is not None:
+                if not is_wanted and self._note.endswith(WAITING):
+                    wait_s = self.timeouts.wait_s
                     place = self._commands.index(Note(text=self._note))
-                    if self.timeouts.wait_s == 0:
+                    if wait_s == 0:
                         del self._commands[place]
                         self._give_up(self._note.removesuffix(WAITING))
                         return
-                    limit = f", for {self.timeouts.wait_s:.0f} s at most"
-                    self._commands[place] = Note(text=f"{self._note}{limit}")
+                    limit = "as long as it takes" if wait_s is None else f"for {wait_s:.0f} s at most"
+                    self._commands[place] = Note(text=f"{self._note}, {limit}; start its daemon again")
                 self._fence(command.silent_s)
                 self._waiting_since_s = None if is_wanted else now_s
                 beside, self._beside = self._beside, None
