@@ -96,7 +96,7 @@ def write_whole(path: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         os.replace(name, path)
-    except BaseException:
+    except BaseException:  # also Ctrl-C: no part of a file stays
         with contextlib.suppress(OSError):
             os.unlink(name)
         raise

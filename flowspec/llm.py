@@ -276,7 +276,7 @@ class LLM:
             waiting = [pool.submit(answer, question) for question in questions]
             try:
                 return [future.result() for future in waiting]
-            except BaseException:
+            except BaseException:  # also Ctrl-C: the other answers are not computed for nobody
                 for future in waiting:
                     future.cancel()
                 for stream in streams:

@@ -98,7 +98,7 @@ class RepeatHandler(logging.Handler):
                     return
                 self._tell(told)
             self._handler.handle(record)
-        except Exception:  # noqa: BLE001 - as every handler does
+        except Exception:  # noqa: BLE001 - as logging's own handlers do: a log line never ends its caller
             self.handleError(record)
 
     def _tell(self, texts: list[str]) -> None:

@@ -30,7 +30,7 @@ def open_pool(
     pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (prepare, given))
     try:
         yield pool
-    except BaseException as error:
+    except BaseException as error:  # also Ctrl-C: no process outlives the work
         for process in list((pool._processes or {}).values()):  # before the pool forgets them
             process.terminate()
         pool.shutdown(cancel_futures=True)

@@ -201,7 +201,7 @@ def answer_shown(live: Callable[[], str] | None = None) -> Iterator[Callable[[st
         return
     try:
         yield show
-    except BaseException:
+    except BaseException:  # also Ctrl-C: what is printed next begins a line
         end_line()
         raise
     show("\n")

@@ -145,7 +145,7 @@ class LogHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             note(self.format(record))
-        except Exception:  # noqa: BLE001 - as every handler does
+        except Exception:  # noqa: BLE001 - as logging's own handlers do: a log line never ends its caller
             self.handleError(record)
 
 

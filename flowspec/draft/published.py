@@ -148,6 +148,6 @@ def _made_of(files: ModelFiles) -> list[str]:
 
     try:
         said = (metadata_load(card) or {}).get("base_model")
-    except Exception:  # noqa: BLE001 - a card may be anything, and its reader lets out what it meets there
+    except Exception:  # noqa: BLE001 - a card may be anything: PyYAML lets out KeyError and others, too
         return []
     return [each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str)]

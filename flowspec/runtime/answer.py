@@ -315,7 +315,7 @@ def _read(
     try:
         for piece in stream:
             loop.call_soon_threadsafe(events.put_nowait, piece)
-    except Exception as error:  # noqa: BLE001 - whoever waits in the loop is to have it
+    except Exception as error:  # noqa: BLE001 - the top of a thread: it is raised again in the event loop
         failed.append(error)
     with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
         loop.call_soon_threadsafe(events.put_nowait, None)

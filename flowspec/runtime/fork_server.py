@@ -134,7 +134,7 @@ def _fork(index: int, args: argparse.Namespace) -> int:
     except MemoryError:
         status = NO_MEMORY
         log.exception("no memory is left")
-    except BaseException:
+    except BaseException:  # the top of a process: its log says why it ended
         log.exception("unexpected error")
         raise
     finally:

@@ -202,7 +202,7 @@ class Head:
             self._show_stages()
             while self._absent:
                 self._turn()
-        except BaseException:
+        except BaseException:  # also Ctrl-C: devices that were assigned layers are to be free again
             self._disconnect()
             raise
         self._thread = threading.Thread(target=self._run, name="head", daemon=True)
@@ -380,7 +380,7 @@ class Head:
                 self._turn()
         except FlowSpecError as error:
             self._fail(error)
-        except BaseException as error:
+        except BaseException as error:  # the top of a thread: who waits for an answer is to have it
             self._fail(ClusterError(f"the head failed: {type(error).__name__}: {error}"))
             raise
         else:

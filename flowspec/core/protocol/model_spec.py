@@ -277,7 +277,7 @@ class ModelSpec(_Checked):
     """`family`: by whose names files hold its weights. `context_max`: the most positions that it runs with
     one and the same arithmetic. `experts`: among which a row of a mixture chooses `experts_per_row`; 0: it is
     none. `neurons`: that a row runs through in a layer, `shared_neurons` of them whatever it chooses.
-    `layer_inputs`: what each layer takes of a token beside its hidden state, from a table of so many tokens,
+    `layer_inputs`: what each layer takes of a token besides its hidden state, from a table of so many tokens,
     `layer_input_tokens`. `mixer_params`: weights of what a layer without keys and values has in the place of
     attention. `norm` and `eps`: how all norms compute. Embeddings are multiplied by `embedding_scale`, which
     may be rounded to their dtype first; logits are divided by `logit_divisor` and bounded by `logit_cap` (0:

@@ -2,7 +2,7 @@
 CPU.
 
 Measured are a product of one row with weights that fit no cache (reading), one of many rows (computing), both
-again with packed weights, and what layers and passes cost beside their weights (launching): on a CPU by the
+again with packed weights, and what layers and passes cost without their weights (launching): on a CPU by the
 kernels that slices use, on a GPU by torch. `flowspec profile` takes minutes and real layers instead, and is
 the better profile. Numbers are rounded to steps of a fifth, so that boards that are alike look alike, and the
 same board tomorrow as today.
@@ -42,11 +42,11 @@ PACKED_FORMS = {"int4": "Q4_0", FILED: "Q4_K"}
 PACKED_BYTE = 17
 """All bytes of what is packed: scales are then small numbers."""
 TINY_WIDTH, TINY_LAYERS = 64, (2, 12)
-"""Of models that are launched on a CPU: one layer more costs what a layer costs beside its weights."""
+"""Of models that are launched on a CPU: one layer more costs what a layer costs apart from its weights."""
 LAUNCHING_S_MIN = 1e-7
 """Should the larger of them seem to take no longer."""
 LAYER_OPERATIONS, PASS_OPERATIONS = 60, 100
-"""Of torch on a GPU, in a layer and beside the layers."""
+"""Of torch on a GPU, in a layer, and in a pass outside its layers."""
 Task = Callable[[], object]
 
 
@@ -74,7 +74,7 @@ class Measured(Protocol):
         """A product of rows with weights in a precision, and the bytes that these take."""
 
     def overheads(self) -> tuple[float, float]:
-        """Seconds that a layer takes beside its weights, and a pass beside its layers."""
+        """Seconds that a layer takes apart from its weights, and a pass apart from its layers."""
 
 
 class _Cpu(Measured):
