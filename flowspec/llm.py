@@ -26,7 +26,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import check_grammar, library_version
 from flowspec.model.reply.bound import BoundReply, bound_text
 from flowspec.model.reply.form import ReplyForm
-from flowspec.model.text import Messages, Tokenizer, recommended
+from flowspec.model.text import Messages, Tokenizer, check_tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
 from flowspec.runtime.cluster_text import Cluster
 from flowspec.runtime.conversations import Conversations
@@ -164,8 +164,8 @@ class LLM:
         *,
         needs_text: bool = False,
     ) -> LLM:
-        """For commands, which know more than the constructor takes. `check` looks at the model while the
-        devices come up; one without a tokenizer is refused if text is needed."""
+        """For commands, which know more than the constructor takes. `check` looks at the model before
+        anything is started; one without a tokenizer is refused if text is needed."""
         self = cls.__new__(cls)
         with contextlib.ExitStack() as stack:
             self._open(options, decoding, recovery_options, progress, stack, check, needs_text=needs_text)
@@ -185,8 +185,12 @@ class LLM:
         """What is on the `stack` is closed at the end, as is the session."""
         loaded: list[Tokenizer] = []  # what runs until the end must not hold `self`
 
-        def meanwhile(files: ModelFiles) -> None:
+        def check_model(files: ModelFiles) -> None:
             check(files)
+            if needs_text:
+                check_tokenizer(files)
+
+        def meanwhile(files: ModelFiles) -> None:
             if needs_text or files.has_tokenizer:
                 loaded.append(Tokenizer(files))
 
@@ -199,7 +203,7 @@ class LLM:
             return loaded[0].token_bytes_of_all(config.vocab_size, stop_ids)
 
         self.session: Session = stack.enter_context(
-            open_session(options, decoding, progress, meanwhile, recovery_options, tokens)
+            open_session(options, decoding, progress, check_model, meanwhile, recovery_options, tokens)
         )
         self.tokenizer = loaded[0] if loaded else None
         self.recommended = recommended(self.session.files, self.session.config)

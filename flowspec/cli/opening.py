@@ -55,12 +55,8 @@ def open_llm(
 
     with loading_bar(quiet=args.json, is_logged=is_logged, before=begin) as shown:
 
-        def checked(files: ModelFiles) -> None:
-            check(files)
-            begin()  # what can be wrong was found; from here on nothing else is told
-
         def progress(text: str, share: float) -> None:
-            begin()  # what takes long, as kernels do that are compiled, may come before
+            begin()  # what can be wrong with the model was found before
             also(text, share)
             shown(text, share)
 
@@ -69,7 +65,7 @@ def open_llm(
             taken.decoding,
             recovery_options,
             progress,
-            checked,
+            check,
             needs_text=needs_text,
         )
 

@@ -46,7 +46,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.prompts import of_each_domain, read_prompts
-from flowspec.model.text import Tokenizer, recommended
+from flowspec.model.text import Tokenizer, check_tokenizer, recommended
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster_file import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding
@@ -132,6 +132,11 @@ def run(args: argparse.Namespace) -> int:
             f"{','.join(map(str, args.parallel))}"
         )
     samplings, prompts, decodings = read_samplings(args), read_files(args), read_decodings(args)
+
+    def check(files: ModelFiles) -> None:
+        if prompts:
+            check_tokenizer(files)
+
     faithfulness = _faithfulness()
     placed = () if args.cluster is None else tuple(read_drafters(args.cluster))
     for decoding in decodings:
@@ -150,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         with contextlib.ExitStack() as daemons:
             with loading_bar(quiet=args.json) as progress:
                 opened = daemons.enter_context(
-                    open_cluster(cluster_options(args, count), decoding=largest, progress=progress)
+                    open_cluster(cluster_options(args, count), check, decoding=largest, progress=progress)
                 )
             bound = bound or BoundCases(opened.files, opened.config)
             cluster = replace(opened, plan=replace(opened.plan, tokens=bound.tokens))

@@ -113,6 +113,21 @@ class TooLongError(InputError):
         self.tokens = tokens
 
 
+def check_tokenizer(files: ModelFiles) -> None:
+    """Raises `InputError` for a model without a tokenizer."""
+    if files.gguf is not None:
+        if files.has_tokenizer:
+            return
+        cure = "take another GGUF file of it, whose metadata has one"
+    else:
+        if any(files.find(name) is not None for name in _TOKENIZER_FILES):
+            return
+        cure = "put its tokenizer.json there; `flowspec fetch OWNER/NAME` gets the whole model"
+    raise InputError(
+        f"model {files.model!r} has no tokenizer; {cure}; or use flowspec generate --prompt-token-ids 1,5,9"
+    )
+
+
 class Tokenizer:
     """A model's tokenizer, loaded with transformers."""
 
@@ -120,15 +135,10 @@ class Tokenizer:
         with IMPORTING:
             from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+        check_tokenizer(files)
         found = [
             path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None
         ]
-        if not any(path.name in _TOKENIZER_FILES for path in found) and not (
-            files.gguf and files.has_tokenizer
-        ):
-            raise InputError(
-                f"model {files.model!r} has no tokenizer; give the prompt as --prompt-token-ids 1,5,9"
-            )
         if files.gguf is None:
             files.path("config.json")
             _check_files(found[0].parent)

@@ -328,6 +328,7 @@ def open_session(
     options: ClusterOptions,
     decoding: Decoding,
     progress: Progress,
+    check: Callable[[ModelFiles], None] = lambda files: None,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
     recovery_options: RecoveryOptions | None = None,
     tokens: Callable[[ModelFiles, Any], TokenBytes | None] = lambda files, config: None,
@@ -339,7 +340,7 @@ def open_session(
     with contextlib.ExitStack() as stack:
         try:
             cluster = stack.enter_context(
-                open_cluster(options, meanwhile, decoding, progress, needs_all=needs_all)
+                open_cluster(options, check, meanwhile, decoding, progress, needs_all=needs_all)
             )
         except ModelDoesNotFitError:
             if not decoding.is_default:
@@ -347,7 +348,7 @@ def open_session(
             _tell_left_out(decoding.drafters, "with it the model does not fit", recovery_options)
             decoding = replace(decoding, drafters=(FALLBACK,), is_default=False)
             cluster = stack.enter_context(
-                open_cluster(options, meanwhile, decoding, progress, needs_all=needs_all)
+                open_cluster(options, check, meanwhile, decoding, progress, needs_all=needs_all)
             )
         plan = replace(cluster.plan, tokens=tokens(cluster.files, cluster.config))
         cluster = replace(cluster, plan=plan)
@@ -380,6 +381,7 @@ def _tell_left_out(drafters: Sequence[str], why: str, options: RecoveryOptions |
 @contextlib.contextmanager
 def open_cluster(
     options: ClusterOptions,
+    check: Callable[[ModelFiles], None] = lambda files: None,
     meanwhile: Callable[[ModelFiles], None] = lambda files: None,
     decoding: Decoding | None = None,
     progress: Progress = lambda text, share: None,
@@ -391,11 +393,12 @@ def open_cluster(
     Devices of a cluster file that do not answer are an error, unless not all are needed and the planner
     shares out the layers.
 
-    What can be wrong with the model, the cluster file or the split is found before anything is started.
-    `meanwhile` runs while local daemons come up: for slow imports of the caller. The devices of a cluster
-    file are asked, and the planner decides what they run (for `decoding`) or tells of a better split than the
-    user's; raises `ModelDoesNotFitError` for a model that does not fit them. Several drafters of `decoding`
-    get local daemons of their own, or the devices that the cluster file has for them.
+    What can be wrong with the model, the cluster file or the split is found before anything is started;
+    `check` may refuse the model, too. `meanwhile` runs while local daemons come up: for slow imports of the
+    caller. The devices of a cluster file are asked, and the planner decides what they run (for `decoding`) or
+    tells of a better split than the user's; raises `ModelDoesNotFitError` for a model that does not fit them.
+    Several drafters of `decoding` get local daemons of their own, or the devices that the cluster file has
+    for them.
     """
     emulation = options.emulation
     assert emulation is None or (options.cluster is None and len(emulation.devices) == options.local), (
@@ -405,6 +408,7 @@ def open_cluster(
     raw = files.raw_config()
     check_family(raw, files.model)
     files.check_weights()
+    check(files)
     decoding = decoding or Decoding()
     if options.cluster is None:
         with _local_cluster(options, files, raw, decoding, meanwhile, progress) as cluster:

@@ -385,7 +385,7 @@ def test_a_tokenizer_comes_with_the_file_or_the_file_takes_token_ids(
     assert found.encode_chat(question) == own.encode_chat(question)
     assert found.decode(found.encode_chat(question)) == own.decode(own.encode_chat(question))
     assert recommended(files, files.config()).stop_ids == {2}
-    with pytest.raises(InputError, match="has no tokenizer; give the prompt as --prompt-token-ids"):
+    with pytest.raises(InputError, match="has no tokenizer; take another GGUF file of it"):
         Tokenizer(ModelFiles(str(llama_file)))
 
 

@@ -160,7 +160,7 @@ def test_what_is_not_utf8_is_refused_and_where_no_tokenizer_is(tmp_path: Path) -
         with pytest.raises(InputError, match="expected text in UTF-8"):
             ask("a\udcffb")
     shutil.copy(bundled_folder("target") / "config.json", tmp_path)
-    with pytest.raises(InputError, match=r"has no tokenizer; give the prompt as --prompt-token-ids"):
+    with pytest.raises(InputError, match=r"has no tokenizer; put its tokenizer.json there"):
         Tokenizer(ModelFiles(str(tmp_path)))
 
 
