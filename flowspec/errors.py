@@ -68,13 +68,13 @@ def counted(count: int, one: str, ending: str = "s") -> str:
     return f"{count} {one}{ending * (count != 1)}"
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def meant(word: str, known: Iterable[str], alike: float = ALIKE) -> str:
     """The end of an error: what a wrong word may stand for; nothing where that cannot be told.
 
     That both are flags does not make them alike.
     """
     plain = {each.lstrip("-"): each for each in known}
-    found = difflib.get_close_matches(word.lstrip("-"), list(plain), n=1, cutoff=ALIKE)
+    found = difflib.get_close_matches(word.lstrip("-"), list(plain), n=1, cutoff=alike)
     if not found and len(_letters(word)) >= ABBREVIATION_MIN:
         holding = [name for name in plain if _letters(word) in _letters(name)]
         found = holding if len(holding) == 1 else []

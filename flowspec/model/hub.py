@@ -31,16 +31,25 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
         is_offline = is_offline_mode() or not may_fetch
         if is_offline and isinstance(try_to_load_from_cache(repository, "config.json"), str):
             return None  # the cache has the model and not this file: most models lack some
-        why = "the hub cannot be reached (HF_HUB_OFFLINE=1 makes do with what is cached)"
-        if is_offline:
-            why = "offline mode is on" if is_offline_mode() else "nothing is fetched here"
+        if is_offline_mode():
+            raise _lacking_offline(repository, name) from None
+        why = "nothing is fetched here; `flowspec fetch` gets a model"
+        if may_fetch:
+            why = "the hub cannot be reached; check the network, set HF_HUB_OFFLINE=1 if the model is cached"
         raise InputError(
-            f"{name} of {repository!r} is not in the Hugging Face cache, and {why}; or give a model folder"
+            f"{name} of {repository!r} is not in the Hugging Face cache, and {why}, or give a model folder"
         ) from None
     except EntryNotFoundError:
         return None
     except (HfHubHTTPError, OSError, ValueError) as error:
         raise InputError(f"cannot get {name} of {repository!r} from the hub: {first_line(error)}") from None
+
+
+def _lacking_offline(repository: str, name: str) -> InputError:
+    return InputError(
+        f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; check the name, "
+        "go online once with HF_HUB_OFFLINE=0, or give a model folder"
+    )
 
 
 def is_fetched(repository: str) -> bool:
@@ -74,10 +83,7 @@ def hub_size(repository: str, name: str) -> int | None:
     from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
 
     if is_offline_mode():
-        raise InputError(
-            f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; or give a "
-            "model folder"
-        )
+        raise _lacking_offline(repository, name)
     try:
         size: int | None = get_hf_file_metadata(hf_hub_url(repository, name)).size
     except EntryNotFoundError:

@@ -331,6 +331,8 @@ _OF_DRAFTERS = (
     *map(eagle3_shape, _KNOWN),
     *(block_shape(shape) for shape in _KNOWN if shape.experts == 1),  # its layers are not a mixture's
 )
+SHAPES_ALIKE = 0.8
+"""As `errors.ALIKE`; more, for all Llamas are alike, and few of them are meant."""
 SHAPES = {shape.name: shape for shape in (*_KNOWN, *_OF_DRAFTERS)}
 _POSITIONS = {
     **dict.fromkeys(("tinyllama-1.1b", "llama-68m"), 2048),
@@ -351,11 +353,10 @@ def longest_context(shape: ModelShape) -> int:
 
 
 def find_shape(name: str) -> ModelShape:
-    """A shape by name; raises `InputError` naming those that are known."""
-    if name not in SHAPES:
-        known = ", ".join(shape.name for shape in _KNOWN)
-        raise InputError(
-            f"shape: expected one of {known}, or eagle-, eagle3- or block- before one of these, got "
-            f"{name!r:.80}{meant(name, SHAPES)}"
-        )
-    return SHAPES[name]
+    """A shape by name; raises `InputError` naming what may be meant, else those that are known."""
+    if name in SHAPES:
+        return SHAPES[name]
+    known = [shape.name for shape in _KNOWN]
+    hint = meant(name, SHAPES, SHAPES_ALIKE) or meant(name, known, SHAPES_ALIKE)
+    these = f"; expected one of {', '.join(known)}, or eagle-, eagle3- or block- before one of these"
+    raise InputError(f"shape: there is no {name!r:.80}{hint or these}")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from flowspec.core.protocol import limits
-from flowspec.errors import FlowSpecError, InputError, meant
+from flowspec.errors import FlowSpecError, InputError, first_line, meant
 from flowspec.folders import read_text, why_unread
 
 if sys.version_info >= (3, 11):
@@ -39,7 +39,8 @@ def read_toml(path: Path, what: str) -> Table:
         ValueError,
         RecursionError,
     ) as error:  # beside TOMLDecodeError: numbers too long, brackets too deep
-        raise InputError(f"{path}: expected TOML, got {error}") from None
+        why = first_line(error)
+        raise InputError(f"{path}: not valid TOML: {why[:1].lower()}{why[1:]}") from None
     return Table(where=str(path), data=data)
 
 

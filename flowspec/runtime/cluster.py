@@ -60,6 +60,14 @@ def parse_bytes(text: str) -> int:
     return int(size)
 
 
+def check_local(count: int, layer_count: int) -> None:
+    """Refuses more local processes than a model has layers."""
+    if count > layer_count:
+        raise InputError(
+            f"--local: expected at most {layer_count}, a process for each layer of the model, got {count}"
+        )
+
+
 def split_layers(
     devices: Sequence[Device], layer_count: int, forced: Sequence[int] | None
 ) -> list[StagePlan]:

@@ -37,7 +37,7 @@ from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
 from flowspec.plan.timing import slowest
-from flowspec.runtime.cluster import Device, pick_context, split_layers, stage_devices
+from flowspec.runtime.cluster import Device, check_local, pick_context, split_layers, stage_devices
 from flowspec.runtime.cluster_file import read_cluster, read_drafters
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import Emulation
@@ -439,6 +439,8 @@ def _local_cluster(
     emulation = options.emulation
     extra = own_devices(decoding.drafters_for(files.model)) if emulation is None else 0
     names = [f"local-{index}" for index in range(options.local + extra)]
+    if options.layers is None:
+        check_local(options.local, raw["num_hidden_layers"])
     stages = split_layers(
         [Device(name=name, address="") for name in names[: options.local]],
         raw["num_hidden_layers"],

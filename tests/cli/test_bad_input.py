@@ -124,7 +124,7 @@ def test_wrong_input_is_one_line(
     ("command", "expected"),
     [
         ("generate hi --layers a", "--layers"),  # the parser
-        ("generate hi --local 9", "8 layers"),  # the command
+        ("generate hi --local 9", "--local: expected at most 8"),  # the command
     ],
 )
 def test_a_real_command_refuses_with_a_line_and_a_status(command: str, expected: str, tmp_path: Path) -> None:

@@ -245,5 +245,5 @@ def test_the_planner_reckons_with_files_as_with_shapes() -> None:
     assert sketched("qwen3-0.6b", padded).shape == find_shape("qwen3-0.6b"), (
         "one vocabulary, padded differently"
     )
-    with pytest.raises(InputError, match="shape: expected one of "):
+    with pytest.raises(InputError, match="shape: there is no 'draft'; expected one of "):
         sketched("draft", shape)

@@ -115,9 +115,9 @@ def test_an_unknown_board_or_a_path_is_refused(name: str) -> None:
         ("busy_w = 15.0", "busy_w = 3", "power: "),
         ("[power]", "[energy]", "unknown key 'energy'"),
         ("[memory]\n", "", "memory: "),
-        ('description = "a board"\n', "memory = 1\n", "expected TOML"),
-        ("[memory]", "[memory", "expected TOML"),
-        (GOOD, "a = " + "[" * 5000, "expected TOML"),
+        ('description = "a board"\n', "memory = 1\n", "not valid TOML"),
+        ("[memory]", "[memory", "not valid TOML"),
+        (GOOD, "a = " + "[" * 5000, "not valid TOML"),
     ],
 )
 def test_a_wrong_file_gets_one_line_with_file_and_key(tmp_path: Path, old: str, new: str, place: str) -> None:

@@ -16,7 +16,7 @@ from flowspec.model.weights import Span
 from flowspec.plan.memory import SliceMemory
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.refusal import ModelDoesNotFitError
-from flowspec.runtime.cluster import Device, pick_context, split_layers
+from flowspec.runtime.cluster import Device, check_local, pick_context, split_layers
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.security.keyring import Keyring
@@ -68,6 +68,8 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
     check_family(raw, files.model)
     files.check_weights()
     count = raw["num_hidden_layers"]
+    if options.cluster is None and options.layers is None:
+        check_local(options.local, count)
     is_planned = options.cluster is not None and options.layers is None and devices[0].layers is None
     stages = split_layers(devices[:count] if is_planned else devices, count, options.layers)
     spec = files.spec
