@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from rich.text import Text
 LINE_EVERY_S = 60.0
 """How often progress is told where no terminal shows a bar."""
 PLAIN_WIDTH = 140
-"""Of tables that go to a file or another program."""
+"""Of tables that go to a file or another program, unless `COLUMNS` says it."""
 GAP = 2
 """Columns between those of a table."""
 UNITS = ((1, "s"), (60, "min"), (3600, "h"))
@@ -89,7 +90,7 @@ def show_table(
 
     Where it is wider than the terminal it goes on below, with its first column again: no word is broken.
     """
-    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    width = None if sys.stdout.isatty() else shutil.get_terminal_size((PLAIN_WIDTH, 0)).columns
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     for index, group in enumerate(_groups([columns, *rows], console.width)):
         table = Table(box=None, pad_edge=False)

@@ -444,16 +444,16 @@ class Chat:
             return
         answer = self.last
         if answer is not None:
-            self.console.print(statistics.sentence(answer))
+            self.console.message(statistics.sentence(answer))
         if not text:
             has = "Nothing was answered yet" if answer is None else statistics.prompt_sentence(answer)
-            self.console.print(f"{has}; /stats all tells more.")
+            self.console.message(f"{has}; /stats all tells more.")
             return
         if answer is not None:
             prompt = counted(answer.prompt_tokens, "token")
             self.console.print(f"prompt     {prompt}, {answer.reused_tokens} known before")
-            self.console.print(f"answer     {figures(answer)}")
-            self.console.print(f"arithmetic {answer.arithmetic}", markup=False)
+            self.console.message(f"answer     {figures(answer)}")
+            self.console.message(f"arithmetic {answer.arithmetic}")
             drafters = self.llm.session.drafters if self.llm else ()
             for line in statistics.lines(answer.statistics, drafters):
                 self.console.print(line, markup=False)
@@ -478,9 +478,10 @@ class Chat:
                 *mean,
             )
         self.console.print(table)
-        self.console.print(
-            f"[dim]memory: of the whole process; means over {len(hops)} segments (passes of tokens through "
-            "all stages); waiting: behind other segments; own work: FlowSpec's, beside computing[/]"
+        self.console.message(
+            f"memory: of the whole process; means over {len(hops)} segments (passes of tokens through "
+            "all stages); waiting: behind other segments; own work: FlowSpec's, without computing",
+            "dim",
         )
         if (known := statistics.expertise_table(session, self.tokenizer)) is not None:
             self.console.print(known)

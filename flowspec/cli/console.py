@@ -33,7 +33,7 @@ LOOK_S = 0.5
 SHOWN_MAX = 3
 """Of those that are waited for, in a line."""
 BAR_CELLS = 20
-NOBODY = "starting"
+NOBODY = "getting the devices ready"
 """What is shown while no device is heard of, or all of those are ready."""
 
 

@@ -161,7 +161,8 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
         if each.facts is not None and each.facts.kernel is not None and each.facts.kernel.arithmetics:
             best.setdefault(each.facts.kernel.arithmetics[0], []).append(each.device.name)
     for arithmetic, names in best.items():
-        console.print(f"best arithmetic of {', '.join(names)}: {arithmetic}", markup=False)
+        told = broken_for(sys.stdout, f"best arithmetic of {', '.join(names)}: {arithmetic}")
+        console.print(told, markup=False, soft_wrap=True)
     console.print()
     for finding in findings:
         colour, severity = COLOURS[finding.severity], finding.severity

@@ -51,7 +51,7 @@ SEVERAL = "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, g
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the prompt (default, or `-`: read from standard input)"
+        "prompt", nargs="?", metavar="PROMPT", help="the prompt (without one, or with -: what is piped in)"
     )
     parser.add_argument(
         "--prompt", "-p", dest="prompt_flag", metavar="TEXT", help="the prompt, as other tools take it"

@@ -1,5 +1,5 @@
 """Standard output and error: what others wrote is made `visible` on a terminal, and messages are broken
-between words to its width; a pipe gets all as it is, a message in one line.
+between words to its width; a pipe gets all as it is, a message in one line unless `COLUMNS` is set.
 
 `python -m flowspec.cli.terminal` does so with the lines of its standard input, for scripts.
 """
@@ -76,7 +76,10 @@ def tell(text: str) -> None:
 
 def broken_for(stream: IO[str], text: str) -> str:
     """A message as it goes to a stream."""
-    return broken(visible(text), _columns(stream)) if stream.isatty() else text
+    if stream.isatty():
+        return broken(visible(text), _columns(stream))
+    asked = os.environ.get("COLUMNS", "") if stream is sys.stdout else ""
+    return broken(text, int(asked)) if asked.isdecimal() and int(asked) else text
 
 
 def _columns(stream: IO[str]) -> int:

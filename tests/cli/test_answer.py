@@ -100,6 +100,8 @@ def test_a_chat_shows_them_for_its_last_answer(run: Run) -> None:
     assert len(first.splitlines()[2:]) == 2, "figures, an empty line, and then two"
     assert "expected /stats or /stats all, got some" in last
     heads = {line.split()[0] for line in last.splitlines() if line[:11].strip() and line[9:11] == "  "}
+    (legend,) = (line for line in last.splitlines() if line.startswith("memory:"))
+    assert legend.endswith("without computing"), "a pipe gets it in one line, with no blank behind"
     assert heads >= {"prompt", "answer", "segments", "tokens", "stages", "drafter", "seconds"}
 
 

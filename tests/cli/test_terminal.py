@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.bench.console import show_table
 from flowspec.cli.console import STARTING, PlainConsole, loading_bar
 from flowspec.cli.opening import tell_of_hub
-from flowspec.cli.terminal import LogHandler, broken, note
+from flowspec.cli.terminal import LogHandler, broken, note, tell
 from flowspec.cli.visible import visible
 from flowspec.runtime.journal.file import Journal
 from tests import warm
@@ -102,6 +103,20 @@ def test_a_command_to_copy_stays_on_one_line(end: str) -> None:
             lines = broken(text, width).split("\n")
             assert any(command in line for line in lines), lines
             assert all(len(line) <= width for line in lines)
+
+
+def test_columns_is_obeyed_where_no_terminal_has_a_width(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for columns in ("40", ""):
+        monkeypatch.setenv("COLUMNS", columns)
+        show_table(("device", "what"), [("one", 6 * "word ")] * 2)
+        show_table(("device", "what", "why"), [("one", 6 * "word ", 6 * "word ")])
+        tell("finding: " + " ".join(18 * ["word"]))
+        longest = max(map(len, capsys.readouterr().out.splitlines()))
+        assert (longest <= 40) == bool(columns)
+        note("finding: " + " ".join(18 * ["word"]))
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(
