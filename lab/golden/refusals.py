@@ -234,13 +234,18 @@ CASES: tuple[Case, ...] = (
     model("config-of-an-unknown-family", {"config.json": json.dumps({**LLAMA, "model_type": "gpt2"})}),
     model(
         "config-with-an-odd-number",
-        {"config.json": json.dumps({**LLAMA, "num_key_value_heads": 3}), "model.safetensors": weights({})},
+        {
+            "config.json": json.dumps({**LLAMA, "num_key_value_heads": 3}),
+            "model.safetensors": weights({}),
+            "tokenizer.json": "{}",
+        },
     ),
     model(
         "config-of-an-unknown-scheme",
         {
             "config.json": json.dumps({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}),
             "model.safetensors": weights(ONE_TENSOR, NUMBERS),
+            "tokenizer.json": "{}",
         },
     ),
     model("without-weights", {"config.json": json.dumps(LLAMA)}),
