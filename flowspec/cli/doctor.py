@@ -153,7 +153,7 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
     show_table(COLUMNS, rows)
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     parts = f"weights, cache for {needs.context} tokens and {mib(WORK_BYTES)} to work in"
-    also = f"{mib(PROCESS_BYTES)} more are reckoned for the daemon's process, which mostly takes less"
+    also = f"{mib(PROCESS_BYTES)} more are set aside for the daemon's process, which mostly takes less"
     told = f"layers of {PurePath(needs.model).name} need: {parts}; {also}"
     console.print(broken_for(sys.stdout, told), markup=False, soft_wrap=True)
     best: dict[str, list[str]] = {}

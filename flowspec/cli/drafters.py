@@ -1,7 +1,7 @@
 """List the drafters that others published for a model, which of them are here, and what each would bring.
 
 Nobody is asked: what is here is in the Hugging Face cache, what is published is in a table of this project.
-Rates are foretold by the planner's formula, not measured.
+Rates are predicted by the planner's formula, not measured.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _NO_SHAPE = "the model is not here, and its shape is none that flowspec plan --s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rated:
-    """A drafter with the rate that is foretold, and by how much it is above that of n-grams; None where
-    that cannot be foretold."""
+    """A drafter with the rate that is predicted, and by how much it is above that of n-grams; None where
+    that cannot be predicted."""
 
     candidate: Candidate
     tokens_per_s: float | None
@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
     rated = [Rated(candidate=each, tokens_per_s=None, gain=None) for each in found.found]
     dtype, base, why_not = PRECISION, None, _NO_SHAPE
     if found.shape is not None:
-        with working("foretelling", quiet=args.json):
+        with working("predicting", quiet=args.json):
             dtype, files = _precision(args)
             rate = _rate(args, found.shape, dtype, files)
             try:
@@ -156,7 +156,7 @@ def _order(rated: Rated) -> tuple[bool, bool, float]:
 def report(
     found: Candidates, rated: list[Rated], base: float | None, taken: Candidate | None, why_not: str = ""
 ) -> dict[str, Any]:
-    """What `--json` prints; `why_not` says why nothing is foretold."""
+    """What `--json` prints; `why_not` says why nothing is predicted."""
     assert found.target is not None
     return {
         "model": found.target.model,
@@ -200,7 +200,7 @@ def _measured(one: Measured) -> dict[str, Any]:
 
 
 def _acceptance(candidate: Candidate) -> float | None:
-    """What the planner reckons with, else what is published."""
+    """What the planner assumes, else what is published."""
     return candidate.row.acceptance if candidate.planned is None else candidate.planned.acceptance
 
 
@@ -227,7 +227,7 @@ def _lines(
         if args.cluster is None and args.devices is None:
             where = f"{BOARDS} {BOARD} and one for the head (yours: --devices, --cluster)"
         yield from _filled(
-            f"foretold by formula for {where} in {dtype}: {rounded(base)} tokens/s with n-grams; "
+            f"predicted by formula for {where} in {dtype}: {rounded(base)} tokens/s with n-grams; "
             "the best first:"
         )
     for each in rated:

@@ -1,6 +1,6 @@
 """Tell what will run where and how fast: devices, order, layers, memory, and what would help.
 
-Nothing is started or loaded. Rates are foretold from device profiles by a cost model and a formula
+Nothing is started or loaded. Rates are predicted from device profiles by a cost model and a formula
 (docs/devices.md), not measured.
 """
 
@@ -367,7 +367,7 @@ def plan_lines(
     yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name}: {alone}"
     accepted = f", {request.drafter.acceptance:.1%} of its best guesses right" if request.drafter else ""
     others = wanted.drafters[1:]
-    beside = f"; what {' and '.join(others)} beside it will guess is not reckoned with" if others else ""
+    beside = f"; what {' and '.join(others)} will guess, too, is not counted" if others else ""
     yield from _filled(f"drafter {wanted.drafters[0] if wanted.drafters else NONE}{note}{accepted}{beside}")
     yield from _left_out_lines(wanted, best)
     yield ""

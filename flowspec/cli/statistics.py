@@ -34,7 +34,7 @@ def sentence(answer: Answer) -> str:
     return (
         f"The last answer came at {answer.timing.tokens_per_s:.1f} tokens/s; "
         + (f"{100 * guessed:.0f}%" if guessed else "none")
-        + f" of its {counted(answer.new_tokens, 'token')} were guessed ahead."
+        + f" of its {counted(answer.new_tokens, 'token')} were guessed."
     )
 
 

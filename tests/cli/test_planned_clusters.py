@@ -92,7 +92,7 @@ def test_a_forecast_that_was_far_too_good_explains_itself(
     ended = run("generate", f"--cluster={path}", *ASKED)
     (told,) = [line for line in ended.told if line.startswith("  layers as planned: ")]
     assert re.search(r"forecast [\d.]+ tokens/s, measured [\d.]+: ", told)
-    assert re.search(r"fast computes [\d.]+ times as long as reckoned \(cores (busy|shared)", told)
+    assert re.search(r"fast took [\d.]+ times as long as predicted \(cores (busy|shared)", told)
     assert any(", continuous, drafter ngram" in line for line in ended.told)
 
 

@@ -219,7 +219,7 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
             left[host] = max(0, free - needed) if need is not None else free
         have = max(0, min(free, allowed))
         if needed <= have and need is None:
-            text = "chat leaves it out: the planner foretells more tokens/s without it"
+            text = "chat leaves it out: the planner predicts more tokens/s without it"
             advice = "nothing; --all-devices uses it all the same, and flowspec plan tells what limits a plan"
             yield Finding(NOTE, each.device.name, "plan", text, advice)
         elif needed > have:

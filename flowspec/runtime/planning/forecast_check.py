@@ -1,7 +1,6 @@
 """What a forecast that was wrong by more than a factor of two did not know: of devices, links or guesses.
 
-Nobody is asked: what an answer's segments took at each stage is compared with what the plan reckons for as
-many rows.
+What an answer's segments took at each stage is compared with what the plan predicts for as many rows.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ WRONG = 2.0
 TOKENS_MIN = 16
 """Of an answer whose rate says something."""
 CAUSE = 1.5
-"""What is so many times what was reckoned, or as small a part of it, is a cause."""
+"""What is so many times what was predicted, or as small a part of it, is a cause."""
 LINKS_SHARE = 0.2
 """Of a trip: links that take less are no cause."""
 MISSED = 0.15
@@ -75,12 +74,12 @@ def is_wrong(plan: Plan, measured: Measured) -> bool:
 
 
 def causes(request: PlanRequest, plan: Plan, measured: Measured) -> list[Cause]:
-    """What explains that the answer was slower than foretold, or faster, the weightier first; or nothing."""
+    """What explains that the answer was slower than predicted, or faster, the weightier first; or nothing."""
     other, told = _other_plan(plan, measured)
     if told:
         return [
             Cause(times=1.0, kind=other, text=told)
-        ]  # what was reckoned is of devices and layers that were not those of all hops
+        ]  # what was predicted is of devices and layers that were not those of all hops
     is_slower = measured.tokens_per_s < plan.forecast.tokens_per_s
     found = [*_stages(request, plan, measured), *_links(request, plan, measured), *_guesses(plan, measured)]
     return [cause for cause in sorted(found, reverse=True) if (cause.times > 1) == is_slower]
@@ -107,32 +106,31 @@ def _and(names: Sequence[str]) -> str:
 
 
 def _stages(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[Cause]:
-    """How many times as long as reckoned stages computed; those that are slow for one reason together."""
+    """How many times as long as predicted stages computed; those that are slow for one reason together."""
     times = Partition(request).times(plan.split.arrangement)
     slow: dict[str, list[tuple[float, str]]] = {}
     for index, stage in enumerate(plan.stages):
         hops = [hop[index] for hop in measured.hops if index < len(hop) and hop[index].rows]
         layers = stage.end - stage.first
-        reckoned_s = sum(_seconds(times, index, layers, hop.rows) for hop in hops)
-        if not hops or not reckoned_s:
+        predicted_s = sum(_seconds(times, index, layers, hop.rows) for hop in hops)
+        if not hops or not predicted_s:
             continue
-        slowness = sum(hop.compute_s for hop in hops) / reckoned_s
+        slowness = sum(hop.compute_s for hop in hops) / predicted_s
         name = stage.site.name
         if slowness > CAUSE:
             slow.setdefault(_why(plan, stage.site, measured), []).append((slowness, name))
         elif slowness < 1 / CAUSE:
-            text = f"{name} is {rounded(1 / slowness)} times as fast as reckoned"
+            text = f"{name} is {rounded(1 / slowness)} times as fast as predicted"
             yield Cause(times=slowness, kind=f"{name} is fast", text=text)
     for why, found in slow.items():
         found.sort(reverse=True)
         times_long, names = _and([rounded(each) for each, _ in found]), _and([name for _, name in found])
-        computes = "computes" if len(found) == 1 else "compute"
-        text = f"{names} {computes} {times_long} times as long as reckoned ({why})"
+        text = f"{names} took {times_long} times as long as predicted ({why})"
         yield Cause(times=found[0][0], kind=why, text=text)
 
 
 def _why(plan: Plan, site: Site, measured: Measured) -> str:
-    """What slows a device, as far as it is known; that its cores are shared was reckoned with, but threads
+    """What slows a device, as far as it is known; that its cores are shared is in the prediction, but threads
     that wait for each other cost more."""
     if told := measured.why_slow.get(site.name):
         return told
@@ -166,12 +164,12 @@ def _links(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[Cau
     if all(host == HERE for host in measured.hosts.values()):
         return  # what a message waits for within a machine are its cores
     times = Partition(request).times(plan.split.arrangement)
-    reckoned_s = float(np.interp(plan.forecast.nodes, times.nodes, times.links_s))
-    if measured.links_s < LINKS_SHARE * plan.forecast.trip_s or not reckoned_s:
+    predicted_s = float(np.interp(plan.forecast.nodes, times.nodes, times.links_s))
+    if measured.links_s < LINKS_SHARE * plan.forecast.trip_s or not predicted_s:
         return
-    share = measured.links_s / reckoned_s
+    share = measured.links_s / predicted_s
     if share > CAUSE:
-        text = f"links take {duration(measured.links_s)} of a trip, not {duration(reckoned_s)}"
+        text = f"links took {duration(measured.links_s)} of a trip, not {duration(predicted_s)} as predicted"
         yield Cause(times=share, kind="links", text=text)
 
 
@@ -179,6 +177,6 @@ def _guesses(plan: Plan, measured: Measured) -> Iterator[Cause]:
     """Weighed by how many times as many tokens wait."""
     if plan.guesses and abs(measured.missed - plan.forecast.missed) > MISSED:
         share = max(measured.missed, 0.01) / max(plan.forecast.missed, 0.01)
-        reckoned = f"the plan reckons with {plan.forecast.missed:.0%}, and texts differ"
-        text = f"{measured.missed:.0%} of the tokens were not guessed; {reckoned}"
+        predicted = f"{plan.forecast.missed:.0%} were predicted, and texts differ"
+        text = f"{measured.missed:.0%} of the tokens were not guessed; {predicted}"
         yield Cause(times=share, kind="guesses", text=text)

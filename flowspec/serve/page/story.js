@@ -65,7 +65,7 @@ function told(world, { isReplay, isFrozen, connection, plainS }) {
   if (request.isUnaided)
     return [
       "unaided",
-      `${news}No guesses at the moment: the head reckons that they would not make it faster here. ` +
+      `${news}No guesses at the moment: they would not make it faster here, by what was measured. ` +
         "Each token goes through all devices before the next one begins.",
     ];
   const models = world.drafters.filter((name) => name !== LOOKED_UP).length;
