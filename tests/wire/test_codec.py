@@ -79,6 +79,7 @@ from flowspec.core.protocol.weight_messages import (
 )
 from flowspec.errors import PeerError
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode, joined
+from lab.fuzz.mutate import mutated
 from lab.fuzz.samples import sample_envelopes
 from tests.specs import spec_of_variant
 
@@ -412,53 +413,15 @@ def test_every_kind_of_message_round_trips(cls: type, data: st.DataObject) -> No
     )
 
 
-@given(envelopes(), st.randoms(use_true_random=False))
-@settings(max_examples=300)
-def test_mutated_bytes_are_valid_or_refused(envelope: Envelope, draw: random.Random) -> None:
-    frames = [bytearray(frame) for frame in encode(envelope)]
-    for _ in range(draw.randint(1, 3)):
-        frame = draw.choice(frames)
-        at = draw.randrange(len(frame) + 1)
-        edit = draw.choice([0, 0, 0, 1, 2, 3, 4])
-        if edit == 0 and at < len(frame):
-            frame[at] = draw.choice(
-                [draw.randrange(256), 0x00, 0xC0, 0xC1, 0xC3, 0xCB, 0xCF, 0xD3, 0xDD, 0xFF]
-            )
-        elif edit == 1:
-            del frame[at:]
-        elif edit == 2:
-            del frame[at : at + draw.randint(1, 3)]
-        elif edit == 3:
-            frame[at:at] = draw.randbytes(draw.randint(1, 9))
-        else:
-            frames = draw.choice([frames[:1], frames * 2, frames[::-1], [*frames, bytearray()]])
-    valid_or_refused([bytes(frame) for frame in frames])
-
-
-NASTY: list[Any] = [
-    *(None, True, False, -1, 0, 1, 2**31, 2**62, 2**63, 2**64 - 1, -(2**63)),
-    *(0.0, 1.0, -0.5, math.nan, math.inf, -math.inf, 1e308),
-    *("", "x" * 201, "x" * 70_000, b"", b"\xff" * 9, [], [[]], [0] * 5000, [True], [None], {}, {"a": 1}),
-    *(msgpack.ExtType(5, b"x"), msgpack.Timestamp(0, 0)),
-]
-
-
-@given(envelopes(), st.randoms(use_true_random=False))
-@settings(max_examples=300)
-def test_a_header_with_any_entry_replaced_is_valid_or_refused(
-    envelope: Envelope, draw: random.Random
+@given(envelopes(), envelopes(), st.randoms(use_true_random=False))
+@settings(max_examples=600)
+def test_mutated_frames_are_valid_or_refused(
+    envelope: Envelope, other: Envelope, chance: random.Random
 ) -> None:
-    header, *payload = encode(envelope)
-    where = entries = msgpack.unpackb(header)
-    if entries[5] and draw.random() < 0.8:
-        where = entries[5]
-    while True:
-        at = draw.randrange(len(where))
-        if not isinstance(where[at], list) or not where[at] or draw.random() < 0.1:
-            break
-        where = where[at]
-    where[at : at + 1] = draw.choice([[nasty] for nasty in NASTY] + [[], [where[at]] * 2])
-    valid_or_refused([msgpack.packb(entries), *payload])
+    """Bytes, entries of the header by numbers at the bounds, NaN, other types and deep lists, other counts of
+    frames: `lab.fuzz.mutate`."""
+    frames, others = ([bytes(frame) for frame in encode(each)] for each in (envelope, other))
+    valid_or_refused(mutated(frames, others, chance))
 
 
 @given(st.lists(st.binary(max_size=60), max_size=3))
