@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from flowspec.bench.outcome import Record
 
+PLAIN = json.loads((Path(__file__).parents[1] / "data" / "bench" / "record.json").read_text())
+
 
 def record(method: str, prompt: str, tokens: int, seconds: float, **changes: Any) -> Record:
     """An answer of so many tokens *after the first* in so many seconds."""
-    plain: dict[str, Any] = {
-        "experiment": "by hand",
-        "world": "simulated",
-        "testbed": "two boards",
-        "domain": "chat",
-        "temperature": 0.0,
-        "seed": 1,
-        "repeat": 0,
-        "finish_reason": "length",
-        "agreement": "exact",
-        "time_to_first_token_s": 0.5,
-        "tokens_per_s": tokens / seconds if seconds else 0.0,
-        "S": 1.0,
-        "rho": 0.0,
-        "acceptance": 1.0,
-        "stage_busy": [0.5, 0.25],
-        "dropped_rows": 0,
-        "rows": 10,
-        "network_bytes": 100,
-        "energy_j": 3.0,
-        "tau_s": 0.1,
-        "trip_s": 0.2,
-        "oracle_s": 0.1,
-        "chains": [],
-        "events": 1,
-        "digest": "00",
-        "arithmetic": "",
-    }
-    return Record(
-        method=method, prompt_id=prompt, new_tokens=tokens + 1, decode_s=seconds, **(plain | changes)
-    )
+    rate = tokens / seconds if seconds else 0.0
+    own = {"method": method, "prompt_id": prompt, "new_tokens": tokens + 1, "decode_s": seconds}
+    return Record(**PLAIN | own | {"tokens_per_s": rate} | changes)

@@ -23,60 +23,8 @@ else:
 
 BOARD = tomllib.loads((folders()[0] / "raspberry-pi-5.toml").read_text())
 TUNED = tomllib.loads((experiment_folders()[0].parent / "tuned" / "paper-bundled.toml").read_text())
-EXPERIMENT: dict[str, Any] = {
-    "name": "all",
-    "world": "simulated",
-    "model": "bundled",
-    "drafter": "bundled",
-    "prompts": ["shipped", "own.jsonl"],
-    "limit": 3,
-    "temperatures": [0, 0.5],
-    "seeds": [1, 2],
-    "repeat": 2,
-    "new_tokens": 64,
-    "context": 512,
-    "cluster": "cluster.toml",
-    "local": 2,
-    "tuned": "tuned.toml",
-    "methods": ["ar", "continuous"],
-    "method": [
-        {
-            "name": "small",
-            "method": "tree-sd",
-            "nodes": 16,
-            "depth": 3,
-            "coupled": False,
-            "published": True,
-            "testbeds": ["paper"],
-        },
-        {"name": "ours", "method": "continuous", "value_min": 0.01, "segment_nodes": 16, "window_slack": 0.5},
-    ],
-    "testbed": [
-        {
-            "name": "paper",
-            "devices": ["2 x raspberry-pi-5", "board.toml"],
-            "head": "jetson-orin-nano",
-            "bandwidth_mbps": 150,
-            "latency_ms": 1,
-            "jitter_ms": 0.5,
-            "shape": "llama-2-7b",
-            "drafter_shape": "llama-68m",
-            "precision": "float16",
-            "slowdown": 1.5,
-            "head_slowdown": 2.0,
-            "head_ms": 0.5,
-        }
-    ],
-    "published": [
-        {
-            "testbed": "paper",
-            "temperature": 0,
-            "reference": "ar",
-            "tokens_per_s": {"ar": 2.0, "continuous": 4.0},
-            "fitted": True,
-        }
-    ],
-}
+EXPERIMENT = tomllib.loads((Path(__file__).parents[1] / "data" / "experiment.toml").read_text())
+"""Whatever an experiment may say."""
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,11 @@ def script(name: str) -> ModuleType:
     return module
 
 
+def fake_program(name: str) -> str:
+    """The text of a program that stands for a real one."""
+    return (ROOT / "tests" / "data" / "programs" / f"{name}.sh").read_text("utf-8")
+
+
 def program(path: Path, text: str) -> None:
     """Makes a program of a text."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,66 +16,18 @@ import pytest
 
 from flowspec.core.protocol.cluster_messages import Welcome
 from flowspec.runtime.security.keyfiles import head_keyring, make_keys
-from tests.launch.scripts import ROOT, program, ran
+from tests.launch.scripts import ROOT, fake_program, program, ran
 from tests.runtime.clusters import Peer
 
 EVIL = "pi $(touch $HOME/pwned); `id` '\\\" | & \u00e9"
 
-SSH = r"""#!/bin/bash
-while [ "$1" != -- ]; do
-    [ "$1" = -o ] && printf '%s\n' "$2" >> "$HOMES/options"
-    shift
-done
-[ "$2" != gone ] || { echo "ssh: connect to host gone port 22: No route to host" >&2; exit 255; }
-if [ "$2" = evil ]; then
-    printf '\033]52;c;aGk=\007said\233\n'; echo -e 'why\e[2J' >&2; exit "${EVIL_STATUS:-0}"
-fi
-unset PYTHON PYTHONPATH
-export HOME=$HOMES/$2
-mkdir -p "$HOME"
-cd "$HOME"
-printf '%s\n' "$3" >> ../commands
-exec bash -c "$3"
-"""
+SSH = fake_program("ssh")
 
-PYTHON = r"""#!/bin/bash
-# A Python without venv and pip, which would take minutes: a virtual environment is this script, its packages
-# the tests' own.
-case "$*" in
-    "-m venv "*)
-        mkdir -p "$3/bin" && cp "$0" "$3/bin/python"
-        printf '#!/bin/sh\nexec "%s" -m flowspec.cli.main "$@"\n' "$3/bin/python" > "$3/bin/flowspec"
-        chmod +x "$3/bin/flowspec"
-        ;;
-    "-m pip "*) printf '%s\n' "$*" >> "$HOME/pip" ;;
-    *'m.version("torch")'*) cat "$HOME/torch" ;;
-    *) PYTHONPATH=$HOME/flowspec/source exec REAL "$@" ;;
-esac
-"""
+PYTHON = fake_program("python-of-boards")
 
 NO_SYSTEMD = "#!/bin/bash\nexit 1\n"
 
-SYSTEMD = r"""#!/bin/bash
-# Enough of systemd to run our unit as it says.
-unit=$HOME/.config/systemd/user/flowspec-daemon.service
-printf '%s\n' "$*" >> "$HOME/systemctl"
-case "$2" in
-    start)
-        command=$(sed -n 's/^ExecStart=//p' "$unit" | sed "s|%h|$HOME|g")
-        log=$(sed -n 's/^StandardError=append://p' "$unit" | sed "s|%h|$HOME|g")
-        . "$HOME/.config/flowspec/daemon.env"
-        eval "exec setsid $command" >> "$log" 2>&1 < /dev/null &
-        echo $! > "$HOME/main.pid"
-        ;;
-    disable)
-        pid=$(cat "$HOME/main.pid" 2>/dev/null) || exit 0
-        kill "$pid"
-        while [ -e "/proc/$pid" ]; do sleep 0.05; done
-        rm -f "$HOME/main.pid"
-        ;;
-    show) cat "$HOME/main.pid" 2>/dev/null || echo 0 ;;
-esac
-"""
+SYSTEMD = fake_program("systemctl")
 
 
 class Boards:

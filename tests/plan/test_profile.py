@@ -22,24 +22,7 @@ from tests.plan.shapes import shape_of
 
 DEVICES = Path(__file__).parents[2] / "devices"
 BOARDS = sorted(DEVICES.glob("*.toml"))
-GOOD = """description = "a board"
-[memory]
-gb = 8.0
-gb_per_s = 68
-efficiency = 0.75
-[compute]
-float16 = 10.0
-efficiency = 0.5
-[packed.int4]
-gb_per_s = 40.0
-tflops = 3.0
-basis = "a guess"
-[overhead]
-layer_us = 200.0
-[power]
-idle_w = 4.0
-busy_w = 15.0
-"""
+GOOD = (Path(__file__).parents[1] / "data" / "board.toml").read_text()
 
 
 @pytest.mark.parametrize("path", BOARDS, ids=lambda path: path.stem)

@@ -11,7 +11,8 @@ import openai
 import pytest
 
 from flowspec.llm import LLM
-from tests.serve.scripted_model import GEMMA4, GPT_OSS, LFM2, MISTRAL, QWEN3, ScriptedModel, scripted
+from tests.serve import scripted_model
+from tests.serve.scripted_model import GEMMA4, LFM2, QWEN3, ScriptedModel, scripted
 from tests.serve.servers import MODEL, Running
 
 ASKED: list[dict[str, Any]] = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -67,63 +68,18 @@ def whole(answer: Any) -> dict[str, Any]:
 
 
 def without_ids(found: dict[str, Any]) -> dict[str, Any]:
-    return {**found, "calls": [(call["name"], json.loads(call["arguments"])) for call in found["calls"]]}
+    return {**found, "calls": [[call["name"], json.loads(call["arguments"])] for call in found["calls"]]}
 
 
-PARIS = ("get_weather", {"city": "Paris", "days": 2})
-IN_PARIS, IN_ROME = (("get_weather", {"city": city}) for city in ("Paris", "Rome"))
+REPLIES = json.loads((Path(__file__).parents[1] / "data" / "tool_answers.json").read_text())
+"""The name of a template, a reply, and what the client is to see of it."""
 
 
-def said(content: str, thoughts: str, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    reason = "tool_calls" if calls else "stop"
-    return {"content": content, "thoughts": thoughts, "calls": [*calls], "reason": reason}
-
-
-REPLIES = [
-    (
-        QWEN3,
-        "<think>\nThe weather, then.\n</think>\n\nI look.\n" + CALL + "\n" + CALL,
-        said("I look.\n", "The weather, then.", PARIS, PARIS),
-    ),
-    (
-        QWEN3,
-        "<think>\nEasy.\n</think>\n\nIt rains \u20ac \U0001f600.",
-        said("It rains \u20ac \U0001f600.", "Easy."),
-    ),
-    (
-        LFM2,
-        '<|tool_call_start|>[get_weather(city="Paris", days=2)]<|tool_call_end|>Checking.',
-        said("Checking.", "", PARIS),
-    ),
-    (
-        MISTRAL,
-        '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}',
-        said("", "", IN_PARIS, IN_ROME),
-    ),
-    (
-        GEMMA4,
-        "<|channel>thought\nThey are in Paris.<channel|>I look."
-        '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:2}<tool_call|>',
-        said("I look.", "They are in Paris.", PARIS),
-    ),
-    (
-        GPT_OSS,
-        "<|channel|>analysis<|message|>Need the weather.<|end|><|start|>assistant<|channel|>commentary "
-        'to=functions.get_weather <|constrain|>json<|message|>{"city":"Paris"}',
-        said("", "Need the weather.", IN_PARIS),
-    ),
-]
-
-
-@pytest.mark.parametrize(("template", "reply", "expected"), REPLIES)
+@pytest.mark.parametrize(("name", "reply", "expected"), REPLIES)
 def test_calls_and_thoughts_reach_the_official_client_whole_and_streamed_and_go_back_with_results(
-    template: str,
-    reply: str,
-    expected: dict[str, Any],
-    llm: LLM,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, reply: str, expected: dict[str, Any], llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    template = getattr(scripted_model, name)
     with scripted(llm, tmp_path, template, monkeypatch) as (server, model):
         model.reply = reply
         answer = server.ask(tools=TOOLS)
@@ -173,7 +129,7 @@ def check_responses(
             streamed = stream.get_final_response()
         for response in (found, streamed):
             calls = [item for item in response.output if item.type == "function_call"]
-            assert [(call.name, json.loads(call.arguments)) for call in calls] == expected["calls"]
+            assert [[call.name, json.loads(call.arguments)] for call in calls] == expected["calls"]
             assert response.output_text.strip() == expected["content"].strip()
             thoughts = [item.content[0].text for item in response.output if item.type == "reasoning"]
             assert thoughts == [expected["thoughts"]] * bool(expected["thoughts"])

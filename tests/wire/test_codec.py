@@ -22,7 +22,6 @@ from flowspec.core.protocol.cluster_messages import (
     AskArithmetics,
     Assign,
     Drafting,
-    Error,
     Loading,
     Ping,
     Pong,
@@ -265,7 +264,6 @@ PROPOSALS = st.integers(0, 4).flatmap(
 )
 DIGESTS = st.text("0123456789abcdef", min_size=limits.DIGEST_CHARS, max_size=limits.DIGEST_CHARS)
 OFFSETS = st.integers(0, limits.TENSOR_BYTES_MAX)
-NAME_LISTS = st.lists(NAMES, max_size=4).map(tuple)
 ENTRIES = build(
     TensorEntry,
     digest=DIGESTS,
@@ -326,7 +324,6 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
         parts=st.lists(verified_parts(), max_size=3).map(tuple),
         hops=st.lists(HOPS, max_size=3).map(tuple),
     ),
-    "Features": build(Features, ids=st.lists(IDS, min_size=1, max_size=5).map(tuple)),
     "Expand": build(
         Expand,
         segment=SEGMENTS.map(lambda segment: replace(segment, hops=())),
@@ -340,37 +337,32 @@ SPECIAL: dict[str, st.SearchStrategy[Any]] = {
         config=st.text(st.characters(codec="utf-8")),
         tensor_count=st.integers(1, limits.TENSORS_MAX),
     ),
-    "AskNames": build(AskNames, first=st.integers(0, limits.TENSORS_MAX)),
-    "NameList": build(NameList, names=NAME_LISTS),
-    "AskTensors": build(AskTensors, names=NAME_LISTS),
-    "TensorList": build(TensorList, entries=st.lists(ENTRIES, max_size=3).map(tuple)),
     "AskTokens": build(AskTokens, offset=st.integers(0, limits.TOKEN_TABLE_BYTES_MAX)),
-    "AskBytes": build(
-        AskBytes, digest=DIGESTS, offset=OFFSETS, size=st.integers(1, limits.WEIGHT_CHUNK_BYTES)
-    ),
-    "TensorBytes": build(TensorBytes, digest=DIGESTS, offset=OFFSETS),
-    "Pong": build(
-        Pong,
-        temperature_c=DEGREES,
-        clock_mhz=CLOCKS,
-        clock_max_mhz=CLOCKS,
-        arrived=st.integers(-1, limits.ID_MAX),
-    ),
-    "Error": build(
-        Error,
-        text=st.text(PRINTABLE, max_size=40),
-        retry_after_s=st.floats(0, 3600),
-        cause=st.sampled_from(ERROR_CAUSES),
-    ),
 }
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "role": st.sampled_from(ROLES),
+    "doing": st.sampled_from(LOADING_STEPS),
+    "ids": st.lists(IDS, min_size=1, max_size=5).map(tuple),
+    "first": st.integers(0, limits.TENSORS_MAX),
+    "names": st.lists(NAMES, max_size=4).map(tuple),
+    "entries": st.lists(ENTRIES, max_size=3).map(tuple),
+    "digest": DIGESTS,
+    "offset": OFFSETS,
+    "size": st.integers(1, limits.WEIGHT_CHUNK_BYTES),
+    "temperature_c": DEGREES,
+    **dict.fromkeys(("clock_mhz", "clock_max_mhz"), CLOCKS),
+    "arrived": st.integers(-1, limits.ID_MAX),
+    "retry_after_s": st.floats(0, 3600),
+    "cause": st.sampled_from(ERROR_CAUSES),
+    "text": st.text(PRINTABLE, max_size=40),
+}
+"""Of the other messages, whose fields mean the same wherever they stand."""
 
 
 def messages_of(cls: type) -> st.SearchStrategy[Any]:
     if cls.__name__ == "Assign":
         return assigns(cls)
-    if cls.__name__ in SPECIAL:
-        return SPECIAL[cls.__name__]
-    return build(cls, role=st.sampled_from(ROLES), doing=st.sampled_from(LOADING_STEPS))
+    return SPECIAL[cls.__name__] if cls.__name__ in SPECIAL else build(cls, **FIELDS)
 
 
 @st.composite
