@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec.errors import InputError
-from flowspec.model.config_bounds import check_config
 from flowspec.model.files import ModelFiles
 from flowspec.model.json_files import read_json
+from flowspec.model.support import check_config
 
 DECODERS = {
     "gemma4_assistant": "gemma4_text",

@@ -19,7 +19,6 @@ from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
-from flowspec.model.config_bounds import check_built, check_config
 from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file
 from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
@@ -41,7 +40,7 @@ from flowspec.model.safetensors_file import (
     written_extents,
 )
 from flowspec.model.spec import check_activation, spec_of
-from flowspec.model.support import family_of
+from flowspec.model.support import check_built, check_config, family_of
 from flowspec.model.tensors import Extents, Tensors
 
 BUNDLED = "bundled"

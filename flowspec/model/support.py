@@ -1,9 +1,13 @@
-"""What a supported family's config may not ask for: everything that would change the arithmetic and is not
-handled.
+"""What a config may not ask for: sizes that would take memory without end, and of a supported family all that
+would change the arithmetic and is not handled.
 
 `spec.py` says what of a family's config layers compute. Refused here: fields that transformers' class of the
 family does not know (it keeps and ignores them), what layers compute in one way only, features that depend
 on the batch, quantised weights, and fields at odds with each other.
+
+A config may come from a head on the network, and transformers builds whatever it says. A width of 2^31 took
+16 GiB and half a minute for position embeddings alone, a number of labels without end a list without end, and
+a million experts 12 GiB for the names of their tensors.
 """
 
 from __future__ import annotations
@@ -11,8 +15,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from pathlib import Path
 from typing import Any
 
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
@@ -20,58 +26,129 @@ from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
 from flowspec.model.rotary import rope_parameters
 from flowspec.model.spec import FULL, SLIDING, experts_of, heads_of, inputs_of, varying_of
 
+_SIZES: dict[int, tuple[str, ...]] = {
+    1 << 8: ("n_shared_experts",),
+    1 << 10: ("linear_key_head_dim", "linear_value_head_dim"),
+    1 << 12: (
+        *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads"),
+        *("linear_num_key_heads", "linear_num_value_heads"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "top_k_experts"),
+    ),
+    1 << 13: ("head_dim", "global_head_dim"),
+    1 << 14: ("hidden_size_per_layer_input",),
+    1 << 16: ("num_labels",),
+    1 << 17: ("hidden_size",),
+    1 << 20: ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    limits.LAYERS_MAX: ("num_hidden_layers", "num_kv_shared_layers"),
+    limits.VOCABULARY_MAX: ("vocab_size", "vocab_size_per_layer_input"),
+}
+_MOST = {name: most for most, names in _SIZES.items() for name in names}
+"""The largest values of what is multiplied into memory, ten times and more above any model known."""
+_ABOVE_ZERO = (
+    *("hidden_size", "num_attention_heads", "query_pre_attn_scalar", "rms_norm_eps", "norm_eps"),
+    *("logits_scaling", "rope_theta", "factor", "clip_qkv"),
+)
+"""What is divided by, or has its root or its logarithm taken."""
+FLOAT_MAX = 1e15
+"""The farthest that anything else may be from 0; products of two are far below float32's largest."""
+EXPERTS_MAX = limits.TENSORS_MAX // 3
+"""Of all layers together: a checkpoint has at least three tensors of each."""
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
 whole batch."""
 CONVOLUTION_MAX = 64
 """Positions that a short convolution sees at most; of published models 3 and 4."""
-KEY_WIDTH_MAX, VALUE_WIDTH_MAX = 256, 1024
-"""Of a head's key and value in linear attention; of published models 128."""
+_LINEAR_FIELDS = {
+    "linear_conv_kernel_dim": CONVOLUTION_MAX,
+    "linear_num_key_heads": 1 << 12,
+    "linear_num_value_heads": 1 << 12,
+    "linear_key_head_dim": 256,
+    "linear_value_head_dim": 1024,
+}
+"""The most that linear attention is computed with; of published models heads are 128 wide."""
+_LINEAR_ONLY: dict[str, Any] = {
+    "attn_output_gate": True,
+    "hidden_act": "silu",
+    "mamba_ssm_dtype": "float32",
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+}
+"""Its only values of these."""
 _PICTURES = "vision"
 """Only what stands for pictures looks both ways, and text has none (Gemma 4)."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "alibi": (None, False),
-    "attention_chunk_size": (None,),
-    "attention_k_eq_v": (None, False),
-    "attention_multiplier": (None,),
-    "attn_logit_softcapping": (None,),
-    "attn_output_gate": (None, False),
-    "attn_temperature_tuning": (None, False, 0),
-    "block_use_swiglu": (None, True),
-    "clip_qkv": (None,),
-    "embedding_multiplier": (None, 1),
-    "enable_moe_block": (None, False),
-    "final_logit_softcapping": (None,),
-    "global_head_dim": (None,),
-    "hidden_activation": (None,),
-    "hidden_size_per_layer_input": (None, 0),
-    "is_causal": (None, True),
-    "kv_lora_rank": (None,),
-    "layer_types": (None,),
-    "logit_scale": (None, 1),
-    "logits_scaling": (None, 1),
-    "n_group": (None, 0, 1),
-    "n_routed_experts": (None, 0),
+    **dict.fromkeys(
+        (
+            *("attention_chunk_size", "attention_multiplier", "attn_logit_softcapping", "clip_qkv"),
+            *("final_logit_softcapping", "global_head_dim", "hidden_activation", "kv_lora_rank"),
+            *("layer_types", "num_global_key_value_heads", "query_pre_attn_scalar", "scale_depth"),
+            *("sliding_window", "swiglu_alpha", "swiglu_limit"),
+        ),
+        (None,),
+    ),
+    **dict.fromkeys(
+        (
+            *("alibi", "attention_k_eq_v", "attn_output_gate", "enable_moe_block", "qk_layernorm"),
+            *("attn_temperature_tuning", "use_bidirectional_attention", "use_double_wide_mlp"),
+            *("use_qk_norm", "hidden_size_per_layer_input", "n_routed_experts", "num_experts"),
+            *("num_kv_shared_layers", "num_local_experts"),
+        ),
+        (None, 0),
+    ),
+    **dict.fromkeys(("block_use_swiglu", "is_causal", "use_pos_enc", "embedding_multiplier"), (None, 1)),
+    **dict.fromkeys(("logit_scale", "logits_scaling", "residual_multiplier", "scale_emb"), (None, 1)),
+    **dict.fromkeys(("n_group", "topk_group"), (None, 0, 1)),
     "no_rope_layers": (None, []),
-    "num_experts": (None, 0),
-    "num_global_key_value_heads": (None,),
-    "num_kv_shared_layers": (None, 0),
-    "num_local_experts": (None, 0),
-    "qk_layernorm": (None, False),
-    "query_pre_attn_scalar": (None,),
-    "residual_multiplier": (None, 1),
-    "scale_depth": (None,),
-    "scale_emb": (None, 1),
-    "sliding_window": (None,),
-    "swiglu_alpha": (None,),
-    "swiglu_limit": (None,),
-    "topk_group": (None, 0, 1),
-    "use_bidirectional_attention": (None, False),
-    "use_double_wide_mlp": (None, False),
-    "use_pos_enc": (None, True),
-    "use_qk_norm": (None, False),
 }
-"""Fields by which a config changes the arithmetic, each with its values that change nothing."""
+"""Fields by which a config changes the arithmetic, each with its values that change nothing; False is 0."""
+
+
+def check_config(raw: dict[str, Any], path: Path) -> None:
+    """Raises `InputError` naming a field of a config.json, wherever it stands, that is too large or no number
+    where one belongs; before transformers acts on it."""
+    architectures = raw.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise InputError(f"{path}: architectures: expected a list of names, got {architectures!r:.80}")
+    rest: list[tuple[str, Any]] = list(raw.items())
+    while rest:
+        name, value = rest.pop()
+        if isinstance(value, dict):
+            rest += value.items()
+        elif isinstance(value, list):
+            rest += [(name, each) for each in value]
+        elif not _fits(name, value):
+            raise InputError(f"{path}: {name}: expected a number up to {_MOST[name]}, got {value!r:.80}")
+        elif isinstance(value, int) and abs(value) > limits.ID_MAX:
+            raise InputError(
+                f"{path}: {name!r:.80}: expected a number up to {limits.ID_MAX}, got {value!r:.80}"
+            )
+        elif isinstance(value, float) and not abs(value) <= FLOAT_MAX:
+            raise InputError(f"{path}: {name!r:.80}: expected a number up to {FLOAT_MAX:g}, got {value}")
+        elif name in _ABOVE_ZERO and isinstance(value, int | float) and not value > 0:
+            raise InputError(f"{path}: {name}: expected a number above 0, got {value}")
+
+
+def check_built(config: Any, model: str) -> None:
+    """As `check_config`, of a transformers config, whose class knows all aliases of a field, and of products
+    of fields."""
+    varying = varying_of(config)  # `check_config` has seen what single layers have
+    for name, most in _MOST.items():
+        value = None if name in varying else getattr(config, name, None)
+        if not _fits(name, value):
+            raise InputError(f"model {model!r}: {name}: expected a number up to {most}, got {value!r:.80}")
+    experts = config.num_hidden_layers * experts_of(config)
+    if experts > EXPERTS_MAX:
+        raise InputError(
+            f"model {model!r}: num_hidden_layers times num_experts: expected at most {EXPERTS_MAX}, got "
+            f"{experts}"
+        )
+
+
+def _fits(name: str, value: Any) -> bool:
+    return name not in _MOST or value is None or (type(value) is int and 0 <= value <= _MOST[name])
 
 
 def family_of(config: Any, model: str) -> Family:
@@ -87,14 +164,10 @@ def family_of(config: Any, model: str) -> Family:
     scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
     check_rotary(config, family, model)
     _check_fields(config, family, model)
-    _check_repeated(config, family, model)
     _check_heads(config, model)
     _check_experts(config, model, family)
     _check_layer_types(config, family, model)
-    _check_layer_inputs(config, model)
-    _check_shared_keys(config, model)
-    if getattr(config, "enable_moe_block", None):
-        _check_experts_beside(config, model)
+    _check_shared(config, model)
     if family.other_layers == CONVOLUTION:
         _check_convolutions(config, model)
     elif family.other_layers == LINEAR:
@@ -102,15 +175,22 @@ def family_of(config: Any, model: str) -> Family:
     return family
 
 
+def _check_number(
+    config: Any, model: str, name: str, most: float, least: float = 1, kinds: tuple[type, ...] = (int,)
+) -> None:
+    value = getattr(config, name, None)
+    if type(value) not in kinds or not least <= value <= most:
+        raise InputError(
+            f"model {model!r}: {name}: expected a number from {least} to {most}, got {value!r:.40}"
+        )
+
+
 def check_rotary(config: Any, family: Family, model: str) -> None:
     """Raises `InputError` for position embeddings that depend on more than the position, or do not fit the
     family's layers."""
-    if family.rotary_by_layer_type:
-        for layer_type in dict.fromkeys(config.layer_types):
-            if not isinstance((config.rope_parameters or {}).get(layer_type), dict):
-                raise InputError(
-                    f"model {model!r}: rope_parameters: expected those of {layer_type}, got none"
-                )
+    for layer_type in dict.fromkeys(config.layer_types) if family.rotary_by_layer_type else ():
+        if not isinstance((config.rope_parameters or {}).get(layer_type), dict):
+            raise InputError(f"model {model!r}: rope_parameters: expected those of {layer_type}, got none")
     for rope in rope_parameters(config):
         kind = rope.get("rope_type", "default")
         if kind not in _ROPE_TYPES:
@@ -136,13 +216,11 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
 
 
 def _check_fields(config: Any, family: Family, model: str) -> None:
-    """Refuses fields that would change the arithmetic of another class, but that this one does not know."""
+    """Refuses fields that would change the arithmetic of another class, but that this one does not know, and
+    those that say something else than the field that they repeat."""
     kind = type(config)
-    known = {field.name for field in dataclasses.fields(kind)} | {
-        *kind.attribute_map,
-        *kind.attribute_map.values(),
-    }
-    built_in = family.built_in
+    known = {field.name for field in dataclasses.fields(kind)}
+    known |= {*kind.attribute_map, *kind.attribute_map.values()}
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, _PICTURES):
         raise InputError(
             f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate "
@@ -155,15 +233,12 @@ def _check_fields(config: Any, family: Family, model: str) -> None:
         )
     for name, neutral in NEUTRAL.items():
         value = getattr(config, name, None)
-        neutral = (*neutral, built_in[name]) if name in built_in else neutral
-        if name not in known and value not in neutral and not _is_idle(config, name, value):
+        is_same = value in (*neutral, family.built_in.get(name)) or _is_idle(config, name, value)
+        if name not in known and not is_same:
             raise InputError(
                 f"model {model!r} sets {name} to {value!r:.40}, which transformers' {config.model_type} does "
                 "not know; expected none"
             )
-
-
-def _check_repeated(config: Any, family: Family, model: str) -> None:
     for name, same in family.repeated.items():
         value = getattr(config, name, None)
         expected = getattr(config, same, None) or (config.rope_parameters or {}).get(same)
@@ -196,15 +271,18 @@ def _check_heads(config: Any, model: str) -> None:
             )
 
 
-def _check_shared_keys(config: Any, model: str) -> None:
-    count, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", None) or 0
-    if type(shared) is not int or not 0 <= shared < count:
+def _check_shared(config: Any, model: str) -> None:
+    """What layers of Gemma 4 share: a table of inputs, and keys and values."""
+    rows = getattr(config, "vocab_size_per_layer_input", None)
+    if getattr(config, "hidden_size_per_layer_input", None) and rows < config.vocab_size:
         raise InputError(
-            f"model {model!r}: num_kv_shared_layers: expected a number from 0 to {count - 1}, got "
-            f"{shared!r:.40}"
+            f"model {model!r}: vocab_size_per_layer_input: expected a number from vocab_size, "
+            f"{config.vocab_size}, got {rows}"
         )
+    count, shared = config.num_hidden_layers, getattr(config, "num_kv_shared_layers", None)
     if not shared:
         return
+    _check_number(config, model, "num_kv_shared_layers", count - 1, least=0)
     own, sharing = set(config.layer_types[: count - shared]), set(config.layer_types[count - shared :])
     if not sharing <= own:
         raise InputError(
@@ -213,73 +291,40 @@ def _check_shared_keys(config: Any, model: str) -> None:
         )
 
 
-def _check_layer_inputs(config: Any, model: str) -> None:
-    rows = getattr(config, "vocab_size_per_layer_input", None)
-    if getattr(config, "hidden_size_per_layer_input", None) and rows < config.vocab_size:
-        raise InputError(
-            f"model {model!r}: vocab_size_per_layer_input: expected a number from vocab_size, "
-            f"{config.vocab_size}, got {rows}"
-        )
-
-
-def _check_experts_beside(config: Any, model: str) -> None:
-    for name, most in (
-        ("num_experts", 1 << 12),
-        ("top_k_experts", config.num_experts),
-        ("moe_intermediate_size", 1 << 20),
-    ):
-        value = getattr(config, name)
-        if type(value) is not int or not 1 <= value <= most:
-            raise InputError(
-                f"model {model!r}: {name}: expected a number from 1 to {most}, got {value!r:.40}"
-            )
-
-
 def _check_experts(config: Any, model: str, family: Family) -> None:
     experts = experts_of(config)
-    if (
-        not experts
-        and family.stacked
-        and 0 in (getattr(config, name, None) for name in ("num_local_experts", "num_experts"))
-    ):
+    counts = [getattr(config, name, None) for name in ("num_local_experts", "num_experts")]
+    if not experts and family.stacked and 0 in counts:
         raise InputError(f"model {model!r}: number of experts: expected 1 or more, got 0")
-    if not experts or getattr(config, "enable_moe_block", None):  # Gemma 4 calls its fields otherwise
+    if getattr(config, "enable_moe_block", None):  # Gemma 4 calls its fields otherwise
+        _check_number(config, model, "num_experts", _MOST["num_experts"])
+        _check_number(config, model, "top_k_experts", config.num_experts)
+        _check_number(config, model, "moe_intermediate_size", _MOST["moe_intermediate_size"])
+        return
+    if not experts:
         return
     for name in ("swiglu_alpha", "swiglu_limit"):
         value = getattr(config, name, None)
         if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
             raise InputError(f"model {model!r}: {name}: expected a number above 0, got {value!r:.40}")
-    chosen = getattr(config, "num_experts_per_tok", None)
-    if type(chosen) is not int or not 1 <= chosen <= experts:
-        raise InputError(
-            f"model {model!r}: num_experts_per_tok: expected a number from 1 to {experts}, got {chosen!r:.40}"
-        )
+    _check_number(config, model, "num_experts_per_tok", experts)
     groups, open_groups = getattr(config, "n_group", 1), getattr(config, "topk_group", 1)
     if (
         not (type(groups) is type(open_groups) is int and 1 <= open_groups <= groups)
         or experts % groups
-        or experts // groups * open_groups < chosen
+        or experts // groups * open_groups < config.num_experts_per_tok
         or (groups > 1 and experts // groups < 2)
     ):
         raise InputError(
             f"model {model!r}: n_group and topk_group: expected equal groups of its {experts} experts, as "
-            f"many as have {chosen}, got {groups!r:.40} and {open_groups!r:.40}"
+            f"many as have {config.num_experts_per_tok}, got {groups!r:.40} and {open_groups!r:.40}"
         )
 
 
 def _check_convolutions(config: Any, model: str) -> None:
-    length = config.conv_L_cache
-    if type(length) is not int or not 1 <= length <= CONVOLUTION_MAX:
-        raise InputError(
-            f"model {model!r}: conv_L_cache: expected a number from 1 to {CONVOLUTION_MAX}, got "
-            f"{length!r:.40}"
-        )
-    for name, least, most in (("block_multiple_of", 1, 1 << 20), ("block_ffn_dim_multiplier", 1e-3, 1e3)):
-        value = getattr(config, name)
-        if type(value) not in (int, float) or not least <= value <= most:
-            raise InputError(
-                f"model {model!r}: {name}: expected a number from {least} to {most}, got {value!r:.40}"
-            )
+    _check_number(config, model, "conv_L_cache", CONVOLUTION_MAX)
+    _check_number(config, model, "block_multiple_of", 1 << 20, kinds=(int, float))
+    _check_number(config, model, "block_ffn_dim_multiplier", 1e3, 1e-3, kinds=(int, float))
     stated = config.full_attn_idxs
     attending = [place for place, width in enumerate(inputs_of(config)) if not width]
     if stated is not None and set(stated) != set(attending):
@@ -290,34 +335,15 @@ def _check_convolutions(config: Any, model: str) -> None:
 
 
 def _check_linear_attention(config: Any, model: str) -> None:
-    fields = {
-        "linear_conv_kernel_dim": CONVOLUTION_MAX,
-        "linear_num_key_heads": 1 << 12,
-        "linear_num_value_heads": 1 << 12,
-        "linear_key_head_dim": KEY_WIDTH_MAX,
-        "linear_value_head_dim": VALUE_WIDTH_MAX,
-    }
-    for name, most in fields.items():
-        value = getattr(config, name)
-        if type(value) is not int or not 1 <= value <= most:
-            raise InputError(
-                f"model {model!r}: {name}: expected a number from 1 to {most}, got {value!r:.40}"
-            )
+    for name, most in _LINEAR_FIELDS.items():
+        _check_number(config, model, name, most)
     keys, values = config.linear_num_key_heads, config.linear_num_value_heads
     if values % keys:
         raise InputError(
             f"model {model!r}: expected linear_num_value_heads to be a multiple of linear_num_key_heads, got "
             f"{values} and {keys}"
         )
-    built_in = {
-        "attn_output_gate": True,
-        "hidden_act": "silu",
-        "mamba_ssm_dtype": "float32",
-        "decoder_sparse_step": 1,
-        "mlp_only_layers": [],
-        "norm_topk_prob": True,
-    }
-    for name, only in built_in.items():
+    for name, only in _LINEAR_ONLY.items():
         if getattr(config, name, only) != only:
             raise InputError(
                 f"model {model!r} sets {name} to {getattr(config, name)!r:.40}, but FlowSpec runs "
