@@ -322,5 +322,5 @@ def _by_parameter(part: Slice, index: int) -> dict[str, Any]:
         if isinstance(made, RouterPart):
             made = Linear(inputs=spec.hidden, matrices=(part.engine.matrix(made.weights),))
         if isinstance(made, Linear | Stack):
-            found |= {full: made for _, full, _ in place.parameters()}
+            found |= {place.stem + end: made for end in place.shape.parameters}
     return found

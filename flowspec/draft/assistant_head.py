@@ -33,7 +33,7 @@ from flowspec.model.engine import Engine, engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
-from flowspec.model.parts import LayerShape, Linear, LinearShape, Matrix, NormShape
+from flowspec.model.parts import LayerShape, Linear, Matrix, linear_shape, norm_shape, rounded
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
@@ -115,13 +115,13 @@ def _shapes(raw: Mapping[str, Any], spec: ModelSpec, family: str, backbone: int)
     }
     found: dict[str, Any] = {
         **layers,
-        "model.norm": NormShape(hidden),
-        "pre_projection": LinearShape(hidden, 2 * backbone),
-        "post_projection": LinearShape(backbone, hidden),
-        "lm_head": LinearShape(spec.vocabulary, hidden),
+        "model.norm": norm_shape(hidden),
+        "pre_projection": linear_shape(hidden, 2 * backbone),
+        "post_projection": linear_shape(backbone, hidden),
+        "lm_head": linear_shape(spec.vocabulary, hidden),
     }
     if raw.get("use_ordered_embeddings"):
-        found["masked_embedding.centroids"] = LinearShape(raw["num_centroids"], hidden)
+        found["masked_embedding.centroids"] = linear_shape(raw["num_centroids"], hidden)
     return found
 
 
@@ -265,7 +265,7 @@ class AssistantHead:
         computed; `features` `[rows, feature_width]`.
         """
         engine, scale = self.engine, self._target.embedding_scale
-        embedded = engine.scaled(engine.cast(self._table.weights[tokens]), engine.rounded(scale))
+        embedded = engine.scaled(engine.cast(self._table.weights[tokens]), rounded(scale, engine))
         run = engine.begin(self._pre(engine.joined([embedded, features])), batch, Carry())
         angles = [engine.angles(positions, rotary) for rotary in self._spec.rotaries]
         for layer, spec in zip(self._layers, self._spec.layers, strict=True):

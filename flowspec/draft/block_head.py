@@ -32,7 +32,7 @@ from flowspec.model.engine import Engine, engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
-from flowspec.model.parts import LayerShape, LinearShape, Matrix, NormShape, TableShape
+from flowspec.model.parts import LayerShape, Matrix, linear_shape, norm_shape, table_shape
 from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
@@ -55,16 +55,16 @@ def _shapes(spec: ModelSpec, block: BlockConfig) -> Shapes:
     }
     found: dict[str, Any] = {
         **layers,
-        "norm": NormShape(hidden),
-        "fc": LinearShape(hidden, len(block.captures) * hidden),
-        "hidden_norm": NormShape(hidden),
-        "lm_head": LinearShape(spec.vocabulary, hidden),
+        "norm": norm_shape(hidden),
+        "fc": linear_shape(hidden, len(block.captures) * hidden),
+        "hidden_norm": norm_shape(hidden),
+        "lm_head": linear_shape(spec.vocabulary, hidden),
     }
     if block.rank:
-        found["markov_head.markov_w1"] = TableShape(spec.vocabulary, block.rank)
-        found["markov_head.markov_w2"] = LinearShape(spec.vocabulary, block.rank)
+        found["markov_head.markov_w1"] = table_shape(spec.vocabulary, block.rank)
+        found["markov_head.markov_w2"] = linear_shape(spec.vocabulary, block.rank)
     if block.is_gated:
-        found["markov_head.gate_proj"] = LinearShape(block.rank, hidden + block.rank, has_bias=True)
+        found["markov_head.gate_proj"] = linear_shape(block.rank, hidden + block.rank, has_bias=True)
     return found
 
 

@@ -25,10 +25,10 @@ from flowspec.model.attention import TreeBatch, TreeCache
 from flowspec.model.carried import Carry
 from flowspec.model.engine import Engine, engine_of
 from flowspec.model.files import ModelFiles
-from flowspec.model.parts import LayerShape, Linear, LinearShape, NormShape, TableShape
+from flowspec.model.parts import LayerShape, Linear, Shape, linear_shape, norm_shape, table_shape
 from flowspec.model.sampler import F32
 from flowspec.model.slice import finished
-from flowspec.model.spec import check_activation, spec_of
+from flowspec.model.spec import spec_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import arrays_of, embedding_name, lm_head_name
 
@@ -43,15 +43,15 @@ def _shapes(config: HeadConfig, spec: ModelSpec, biases: frozenset[str]) -> Shap
     these names."""
     width, captured = spec.hidden, config.target_width * len(config.capture)
 
-    def linear(name: str, outputs: int, inputs: int) -> LinearShape:
-        return LinearShape(outputs, inputs, f"{name}.bias" in biases)
+    def linear(name: str, outputs: int, inputs: int) -> Shape:
+        return linear_shape(outputs, inputs, f"{name}.bias" in biases)
 
-    found: dict[str, Any] = {_EMBEDDING: TableShape(config.vocabulary, width)}
+    found: dict[str, Any] = {_EMBEDDING: table_shape(config.vocabulary, width)}
     if config.feature_norm == "each":
         norms = range(len(config.capture))
-        found |= {f"fc_norm.{place}": NormShape(config.target_width) for place in norms}
+        found |= {f"fc_norm.{place}": norm_shape(config.target_width) for place in norms}
     elif config.feature_norm == "joined":
-        found["input_norm"] = NormShape(captured)
+        found["input_norm"] = norm_shape(captured)
     if config.has_fc:
         found["fc"] = linear("fc", width, width + captured if config.kind == "eagle" else captured)
     for index, layer in enumerate(spec.layers):
@@ -59,7 +59,7 @@ def _shapes(config: HeadConfig, spec: ModelSpec, biases: frozenset[str]) -> Shap
         both = 2 * width if layer.dense.embedding_norm else 0
         found[f"layers.{index}"] = LayerShape(spec=layer, family=config.family, hidden=width, read=both)
     if config.has_norm:
-        found["norm"] = NormShape(width)
+        found["norm"] = norm_shape(width)
     if not config.is_tied or config.has_lm_head:
         found[_LM_HEAD] = linear(_LM_HEAD, config.draft_vocabulary, width)
     return found
@@ -116,7 +116,6 @@ class EagleHead:
         config = head_config(files, tensors, target)
         try:
             own = spec_of(config.layer)
-            check_activation(config.layer, own.layers)
             spec = replace(own, layers=tuple(_layers(config, own, tensors.names)))
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(

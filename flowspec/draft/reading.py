@@ -12,7 +12,7 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import DTYPES, room
 from flowspec.model.engine import Engine
 from flowspec.model.files import ModelFiles
-from flowspec.model.parts import LayerShape, Matrix, Parameter, Place, Plain, Shape
+from flowspec.model.parts import LayerShape, Matrix, Parameter, Plain, Shape
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import embedding_name
 
@@ -40,7 +40,7 @@ def parameters_of(shapes: Shapes) -> dict[str, Parameter]:
         if isinstance(shape, LayerShape):
             found |= {f"{stem}.{name}": each for name, each in shape.parameters().items()}
         else:
-            found |= {name: each for _, name, each in Place(stem, shape).parameters()}
+            found |= {stem + end: each for end, each in shape.parameters.items()}
     return found
 
 
@@ -59,7 +59,7 @@ def read_parts(shapes: Shapes, engine: Engine, eps: float, read: Reader) -> dict
             own = {name: values[f"{stem}.{name}"] for name in shape.parameters()}
             found[stem] = shape.parts(own, eps, engine)
         else:
-            own = {end: values[name] for end, name, _ in Place(stem, shape).parameters()}
+            own = {end: values[stem + end] for end in shape.parameters}
             found[stem] = shape.part(own, eps, engine)
     return found
 

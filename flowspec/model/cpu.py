@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Norm, Rotary
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.model.arithmetic import compiled, plain
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, room, widened
 from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
 from flowspec.model.arithmetic.packed import FORMS, PANEL, Q4_0, int8_panels, packed
@@ -70,25 +70,6 @@ class Cpu:
             return narrowed(widened(x) * np.float32(factor), self.dtype)
 
     # ----------------------------------------------------------------------------------------- parts
-
-    def ones(self, count: int) -> Array:
-        return narrowed(np.ones(count, np.float32), self.dtype)
-
-    def float32(self, x: Array) -> Array:
-        return np.ascontiguousarray(widened(x))
-
-    def rounded(self, value: float) -> float:
-        return float(widened(narrowed(np.array([value], np.float32), self.dtype))[0])
-
-    def number(self, x: Array) -> float:
-        return float(widened(x)[0])
-
-    def taps(self, weight: Array) -> Array:
-        return np.ascontiguousarray(widened(weight)[:, 0].T)
-
-    def rates(self, fading: Array, is_logarithm: bool, added: Array) -> Array:
-        fast = plain.exp(widened(fading)) if is_logarithm else -fading
-        return np.concatenate([fast, widened(added)])
 
     def matrix(self, weights: Array) -> Matrix:
         return Plain(weights)

@@ -41,14 +41,8 @@ class Engine(Memory, Arrays, Protocol):
     def array(self, x: npt.NDArray[Any]) -> Array:
         """There, as it is; bfloat16 is uint16 in numpy."""
 
-    def cast(self, x: npt.NDArray[Any]) -> Array:
-        """There, in the dtype of rows."""
-
     def numpy(self, x: Array) -> npt.NDArray[Any]:
         """Here again."""
-
-    def wide(self, x: Array) -> Array:
-        """In float32."""
 
     def narrow(self, x: Array) -> Array:
         """Float32 in the dtype of rows."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from flowspec.core.protocol.model_spec import Norm, Router
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
@@ -28,12 +28,6 @@ class Root:
 
 
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
-
-
-class Names(Protocol):
-    """Those of a checkpoint's tensors."""
-
-    def __contains__(self, name: str, /) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +120,7 @@ class Family:
         stem, _, leaf = name.rpartition(".")
         return () if apart is None else (apart, (f"{stem}.{{}}.{leaf}.weight",))
 
-    def root(self, names: Names) -> Root:
+    def root(self, names: Iterable[str]) -> Root:
         """Where a checkpoint with these tensors keeps its decoder; the family's first place where it is in
         none."""
         norm = f"{self.last_norm}.weight"

@@ -11,7 +11,7 @@ order changes no bit. int4: torch's tinygemm kernel in bfloat16, on GPUs of comp
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,9 +26,9 @@ from flowspec.core.protocol.precision import ACTIVATIONS, is_packed
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled_cuda, plain
-from flowspec.model.arithmetic.arrays import I64
+from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.arithmetic.compiled_cuda import POSITIONS_MAX, WIDTH_MAX
-from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, numbers_of
+from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Q4_0, numbers_of, packed
 from flowspec.model.arithmetic.plain import DIGIT, TINY
 from flowspec.model.attention import BASE, NEAR, Angles, Held, TreeBatch, TreeCache, TreeRows
 from flowspec.model.carried import Carry
@@ -46,7 +46,7 @@ from flowspec.model.parts import (
     Stack,
     Table,
 )
-from flowspec.model.rounding import Rounded
+from flowspec.model.rounding import Rounded, spread
 from flowspec.model.trials import DIGITS
 
 log = logging.getLogger("flowspec.kernels")
@@ -125,47 +125,41 @@ class Operations:
         return plain.function(x, name) if library is None else library.function(x.contiguous(), name)
 
     @staticmethod
-    def gated(gate: Tensor, up: Tensor, name: str) -> Tensor:
+    def gated(gate: Tensor, up: Tensor, name: str) -> Array:
         library = _library(gate)
         if library is None:
-            found: Tensor = plain.gated(gate, up, name)
-            return found
+            return plain.gated(gate, up, name)
         return library.function(gate.contiguous(), name, up.contiguous())
 
     @staticmethod
-    def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Array:
         library = _library(x)
         turn = plain.turned if library is None or x.stride(3) != 1 else library.turned
-        found: Tensor = turn(x, cosine, sine)
-        return found
+        return turn(x, cosine, sine)
 
     @staticmethod
-    def softmax(x: Tensor) -> Tensor:
+    def softmax(x: Tensor) -> Array:
         library = _library(x, x.shape[-1])
         return plain.softmax(x) if library is None else library.shares(x.contiguous(), are_powers=True)
 
     @staticmethod
-    def over_their_sum(x: Tensor) -> Tensor:
+    def over_their_sum(x: Tensor) -> Array:
         library = _library(x, x.shape[-1])
-        return (
-            plain.over_their_sum(x) if library is None else library.shares(x.contiguous(), are_powers=False)
-        )
+        if library is None:
+            return plain.over_their_sum(x)
+        return library.shares(x.contiguous(), are_powers=False)
 
 
-def norm(x: Tensor, weights: Tensor, eps: float, how: Norm) -> Tensor:
-    library = _library(x, x.shape[-1])
-    if library is None:
-        found: Tensor = plain.norm(x, weights, eps, how)
-        return found
-    return library.norm(x.contiguous(), weights, eps, how)
+def normed(x: Tensor, part: NormPart, how: Norm) -> Array:
+    kernels: Any = _library(x, x.shape[-1]) or plain
+    return kernels.norm(x.contiguous(), part.weights, part.eps, how)
 
 
-def product(x: Tensor, weights: Tensor) -> Tensor:
+def product(x: Tensor, weights: Tensor) -> Array:
     """`plain.product`."""
     library = _library(x, x.shape[-1])
     if library is None:
-        found: Tensor = plain.product(x, weights)
-        return found
+        return plain.product(x, weights)
     return library.halves(x.contiguous(), weights.contiguous())
 
 
@@ -181,7 +175,7 @@ def store(slots: Tensor, keys: Tensor, values: Tensor, to: Held) -> None:
 
 def attention(
     queries: Tensor, held: Held, paths: Tensor, scale: float, cap: float | None, sinks: Tensor | None
-) -> Tensor:
+) -> Array:
     """`[rows, heads, width]` from queries of that shape (`plain.attention`)."""
     library, (keys, values, steps) = _library(queries), held
     sinks = None if sinks is None else sinks.contiguous()
@@ -190,8 +184,7 @@ def attention(
     if steps is not None:
         keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
     values = values[..., : queries.shape[2]]
-    found: Tensor = plain.attention(queries.float(), keys, values, paths, scale, cap, sinks)
-    return found.to(queries.dtype)
+    return plain.attention(queries.float(), keys, values, paths, scale, cap, sinks).to(queries.dtype)
 
 
 # ------------------------------------------------------------------------------------------ products
@@ -255,28 +248,13 @@ class _Int4:
         return found[:, : self.outputs].to(rows.dtype)
 
 
-class _PlainInt4:
-    """Two levels of a byte, and a scale for each group."""
-
-    def __init__(self, levels: Tensor, scales: Tensor) -> None:
-        self.outputs = len(levels)
-        self.arrays = levels, scales
-
-    def multiply(self, rows: Tensor) -> Tensor:
-        return widened_product(rows, self.outputs, self._widen)
-
-    def _widen(self, block: slice) -> Tensor:
-        pairs, scales = (each[block] for each in self.arrays)
-        levels = torch.stack([pairs & 15, pairs >> 4], dim=2).view(len(pairs), -1, GROUP).float()
-        return ((levels - 8) * scales[:, :, None].float()).flatten(1)
-
-
-def widened_product(rows: Tensor, outputs: int, widen: Callable[[slice], Tensor]) -> Tensor:
+def _widened_product(rows: Tensor, matrix: Packed) -> Tensor:
     """In float32, the weights of a block of outputs at a time."""
-    made = []
-    for first in range(0, outputs, WIDENED):
-        weights = widen(slice(first, min(outputs, first + WIDENED)))
-        made.append(in_blocks(F.pad(rows.float(), (0, weights.shape[1] - rows.shape[1])), weights))
+    form, made, given = FORMS[matrix.form], [], F.pad(rows.float(), (0, matrix.inputs - rows.shape[1]))
+    for first in range(0, matrix.outputs, WIDENED):
+        last = min(matrix.outputs, first + WIDENED)
+        weights = numbers_of(form, matrix.panels[first // PANEL : -(-last // PANEL)])[: last - first]
+        made.append(in_blocks(given, weights))
     return torch.cat(made, dim=1).to(rows.dtype)
 
 
@@ -287,22 +265,12 @@ def multiplied(rows: Tensor, linear: Linear) -> Tensor:
         return in_blocks(rows, first.weights, bias)
     given = rows if linear.order is None else rows[:, linear.order]
     wide = given if bias is None else given.float()
-    made = [_times(wide, matrix) for matrix in (first, *others)]
-    found = made[0] if len(made) == 1 else torch.cat(made, dim=1)
+    made = [
+        _widened_product(wide, each) if isinstance(each, Packed) else each.multiply(wide)
+        for each in (first, *others)
+    ]
+    found = torch.cat(made, dim=1)
     return found if bias is None else (found + bias).to(rows.dtype)
-
-
-def _times(rows: Tensor, matrix: Matrix) -> Tensor:
-    if not isinstance(matrix, Packed):
-        found: Tensor = matrix.multiply(rows)
-        return found
-    form, panels = FORMS[matrix.form], matrix.panels
-
-    def widen(block: slice) -> Tensor:
-        whole: Tensor = numbers_of(form, panels[block.start // PANEL : -(-block.stop // PANEL)])
-        return whole[: block.stop - block.start]
-
-    return widened_product(rows, matrix.outputs, widen)
 
 
 # -------------------------------------------------------------------------------------------- engine
@@ -354,33 +322,14 @@ class Gpu:
 
     # ----------------------------------------------------------------------------------------- parts
 
-    def ones(self, count: int) -> Tensor:
-        return torch.ones(count, dtype=self._dtype, device=self._there)
-
-    def float32(self, x: Tensor) -> Tensor:
-        return x.float()
-
-    def rounded(self, value: float) -> float:
-        return torch.tensor(value, dtype=self._dtype).item()
-
-    def number(self, x: Tensor) -> float:
-        return x.item()
-
-    def taps(self, weight: Tensor) -> Tensor:
-        return weight[:, 0].float().t().contiguous()
-
-    def rates(self, fading: Tensor, is_logarithm: bool, added: Tensor) -> Tensor:
-        fast = plain.exp(fading.float()) if is_logarithm else -fading
-        return torch.cat([fast, added.float()])
-
     def matrix(self, weights: Tensor) -> Matrix:
         return Plain(weights)
 
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
+        if dtype == "int4" and not self._is_tiny:
+            return self.filed_matrix("Q4_0", packed(Q4_0, spread(rounded)), len(rounded["levels"]))
         levels, scales = (self.array(rounded[name]) for name in ("levels", "scales"))
-        if dtype == "int8":
-            return _Int8(levels, scales)
-        return _Int4(levels, scales, inputs) if self._is_tiny else _PlainInt4(levels, scales)
+        return _Int8(levels, scales) if dtype == "int8" else _Int4(levels, scales, inputs)
 
     def filed_matrix(self, form: str, panels: npt.NDArray[np.uint8], outputs: int) -> Matrix:
         return Packed(form, self.array(panels), outputs)
@@ -395,8 +344,8 @@ class Gpu:
     def rows(
         self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
     ) -> RowsFunction:
-        def run(x: Tensor) -> Tensor:
-            x = x if norm is None else _normed(x, norm, self._how)
+        def run(x: Tensor) -> Array:
+            x = x if norm is None else normed(x, norm, self._how)
             return x if linear is None else multiplied(x, linear)
 
         return run
@@ -535,16 +484,10 @@ class _Held:
         return torch.cat(outputs)
 
 
-def _looked_up(table: Matrix, ids: Tensor, dtype: torch.dtype) -> Tensor:
+def _looked_up(table: Matrix, ids: Tensor, dtype: torch.dtype) -> Array:
     if isinstance(table, Packed):
-        found: Tensor = plain.packed_rows(FORMS[table.form], table.panels, ids)
-        return found.to(dtype)
-    taken: Tensor = table.weights[ids]
-    return taken
-
-
-def _normed(rows: Tensor, part: NormPart, how: Norm) -> Tensor:
-    return norm(rows, part.weights, part.eps, how)
+        return plain.packed_rows(FORMS[table.form], table.panels, ids).to(dtype)
+    return table.weights[ids]
 
 
 def _parts_of(parts: Parts, spec: LayerSpec, how: Norm) -> plain.Parts:
@@ -559,7 +502,7 @@ def _parts_of(parts: Parts, spec: LayerSpec, how: Norm) -> plain.Parts:
             products[leaf] = partial(multiplied, linear=part)
         elif isinstance(part, NormPart):
             own: Norm = "cast, scale" if name == "linear_attn.norm" else how
-            norms[leaf] = partial(_normed, part=part, how=own)
+            norms[leaf] = partial(normed, part=part, how=own)
         elif isinstance(part, RouterPart):
             assert spec.dense is not None
             assert spec.dense.mixture is not None
@@ -586,7 +529,7 @@ def _parts_of(parts: Parts, spec: LayerSpec, how: Norm) -> plain.Parts:
 def _routed(rows: Tensor, router: RouterPart, is_wide: bool) -> Tensor:
     """Logits `[rows, experts]`, in float32 where they stay so."""
     if router.norm is not None:
-        rows = _normed(rows, router.norm, "cast, scale") * router.factor
+        rows = normed(rows, router.norm, "cast, scale") * router.factor
     found = product(rows.float(), router.weights.float())
     found = found if router.bias is None else found + router.bias.float()
     return found if is_wide else found.to(rows.dtype)

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture
-from flowspec.model.arithmetic.arrays import Array
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.arrays import Array, contiguous, namespace
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.families import Family
 
@@ -147,22 +151,18 @@ added to its rate, float32."""
 
 
 class Arrays(Protocol):
-    """What makes parts of values, where these are."""
+    """An engine's."""
 
-    def ones(self, count: int) -> Array:
-        """In the dtype of rows."""
+    def cast(self, x: npt.NDArray[Any]) -> Array:
+        """On the device, in the dtype of rows."""
 
-    def float32(self, x: Array) -> Array: ...
-    def rounded(self, value: float) -> float:
-        """To the dtype of rows."""
+    def wide(self, x: Array) -> Array:
+        """In float32."""
 
-    def taps(self, weight: Array) -> Array:
-        """`[length, width]` float32 of a convolution's `[width, 1, length]`."""
 
-    def rates(self, fading: Array, is_logarithm: bool, added: Array) -> Array:
-        """`linear_attn.rates`, from A_log or from -e^A_log."""
-
-    def number(self, x: Array) -> float: ...
+def rounded(value: float, arrays: Arrays) -> float:
+    """To the dtype of rows."""
+    return float(arrays.wide(arrays.cast(np.array([value], np.float32))).item())
 
 
 Values = Mapping[str, Any]
@@ -170,164 +170,122 @@ Values = Mapping[str, Any]
 one for each."""
 
 
-class Shape(Protocol):
-    """Of a part."""
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        """By the ends of their names."""
-
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part: ...
-
-
 @dataclass(frozen=True, slots=True)
-class LinearShape:
-    outputs: int
-    inputs: int
-    has_bias: bool = False
+class Shape:
+    """Of a part: its parameters by the ends of their names, and what makes it of their values, with the
+    constant of norms."""
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        bias = {".bias": Parameter((self.outputs,))} if self.has_bias else {}
-        return {".weight": Parameter((self.outputs, self.inputs), "matrix"), **bias}
-
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        order = values.get(".order")
-        return Linear(inputs=self.inputs, matrices=values[".weight"], bias=values.get(".bias"), order=order)
+    parameters: Mapping[str, Parameter]
+    part: Callable[[Values, float, Arrays], Part]
 
 
-@dataclass(frozen=True, slots=True)
-class NormShape:
-    width: int
-    has_weight: bool = True
+def linear_shape(outputs: int, inputs: int, has_bias: bool = False) -> Shape:
+    def part(values: Values, eps: float, arrays: Arrays) -> Part:
+        bias, order = values.get(".bias"), values.get(".order")
+        return Linear(inputs=inputs, matrices=values[".weight"], bias=bias, order=order)
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {".weight": Parameter((self.width,))} if self.has_weight else {}
-
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        weights = values[".weight"] if self.has_weight else arrays.ones(self.width)
-        return NormPart(weights=weights, eps=eps, has_weights=self.has_weight)
+    bias = {".bias": Parameter((outputs,))} if has_bias else {}
+    return Shape({".weight": Parameter((outputs, inputs), "matrix"), **bias}, part)
 
 
-@dataclass(frozen=True, slots=True)
-class StackShape:
-    experts: int
-    outputs: int
-    inputs: int
-    has_biases: bool
+def norm_shape(width: int, has_weight: bool = True) -> Shape:
+    def part(values: Values, eps: float, arrays: Arrays) -> Part:
+        weights = values[".weight"] if has_weight else arrays.cast(np.ones(width, np.float32))
+        return NormPart(weights=weights, eps=eps, has_weights=has_weight)
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        biases = {"_bias": Parameter((self.experts, self.outputs))} if self.has_biases else {}
-        return {"": Parameter((self.experts, self.outputs, self.inputs), "experts"), **biases}
+    return Shape({".weight": Parameter((width,))} if has_weight else {}, part)
 
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        linears = tuple(Linear(inputs=self.inputs, matrices=each) for each in values[""])
+
+def table_shape(rows: int, width: int) -> Shape:
+    def part(values: Values, eps: float, arrays: Arrays) -> Part:
+        given = values[".weight"]
+        matrix = given[0] if isinstance(given, tuple) else Plain(given)
+        return Table(matrix=matrix, factor=rounded(width**0.5, arrays))
+
+    return Shape({".weight": Parameter((rows, width), "table")}, part)
+
+
+def _stack_shape(experts: int, outputs: int, inputs: int, has_biases: bool) -> Shape:
+    def part(values: Values, eps: float, arrays: Arrays) -> Part:
+        linears = tuple(Linear(inputs=inputs, matrices=each) for each in values[""])
         return Stack(linears=linears, bias=values.get("_bias"))
 
+    biases = {"_bias": Parameter((experts, outputs))} if has_biases else {}
+    return Shape({"": Parameter((experts, outputs, inputs), "experts"), **biases}, part)
 
-@dataclass(frozen=True, slots=True)
-class RouterShape:
-    mixture: Mixture
-    hidden: int
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        experts = (self.mixture.experts,)
-        weights = Parameter((*experts, self.hidden))
-        if self.mixture.is_parallel:
-            scales = {".scale": Parameter((self.hidden,)), ".per_expert_scale": Parameter(experts, "widened")}
-            return {".proj.weight": weights, **scales}
-        more = {".bias": Parameter(experts)} if self.mixture.has_biases else {}
-        if self.mixture.router == "sigmoid":
-            more[".e_score_correction_bias"] = Parameter(experts, "exact")
-        return {".weight": weights, **more}
+def _router_shape(mixture: Mixture, hidden: int) -> Shape:
+    weights, experts = Parameter((mixture.experts, hidden)), (mixture.experts,)
 
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        if not self.mixture.is_parallel:
-            bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
-            return RouterPart(weights=values[".weight"], bias=bias, correction=correction)
+    def part(values: Values, eps: float, arrays: Arrays) -> Part:
+        bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
+        return RouterPart(weights=values[".weight"], bias=bias, correction=correction)
+
+    def parallel_part(values: Values, eps: float, arrays: Arrays) -> Part:
         return RouterPart(
             weights=values[".proj.weight"],
             norm=NormPart(weights=values[".scale"], eps=eps),
-            factor=self.hidden**-0.5,
-            scales=arrays.float32(values[".per_expert_scale"]),
+            factor=hidden**-0.5,
+            scales=contiguous(arrays.wide(values[".per_expert_scale"])),
         )
 
-
-@dataclass(frozen=True, slots=True)
-class TableShape:
-    rows: int
-    width: int
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {".weight": Parameter((self.rows, self.width), "table")}
-
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        given = values[".weight"]
-        matrix = given[0] if isinstance(given, tuple) else Plain(given)
-        return Table(matrix=matrix, factor=arrays.rounded(self.width**0.5))
+    if mixture.is_parallel:
+        scales = {".scale": Parameter((hidden,)), ".per_expert_scale": Parameter(experts, "widened")}
+        return Shape({".proj.weight": weights, **scales}, parallel_part)
+    more = {".bias": Parameter(experts)} if mixture.has_biases else {}
+    if mixture.router == "sigmoid":
+        more[".e_score_correction_bias"] = Parameter(experts, "exact")
+    return Shape({".weight": weights, **more}, part)
 
 
-@dataclass(frozen=True, slots=True)
-class VectorShape:
-    """Numbers that become float32, or of a single one a float."""
-
-    parameter: Parameter
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {"": self.parameter}
-
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        is_one = self.parameter.role == "number"
-        return arrays.number(values[""]) if is_one else arrays.float32(values[""])
+def _vector_shape(count: int) -> Shape:
+    return Shape(
+        {"": Parameter((count,), "widened")}, lambda values, eps, arrays: contiguous(arrays.wide(values[""]))
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class TapsShape:
+def _taps_shape(width: int, length: int) -> Shape:
     """A convolution's weights."""
-
-    width: int
-    length: int
-
-    def parameters(self) -> Mapping[str, Parameter]:
-        return {".weight": Parameter((self.width, 1, self.length), "widened")}
-
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        return arrays.taps(values[".weight"])
+    return Shape(
+        {".weight": Parameter((width, 1, length), "widened")},
+        lambda values, eps, arrays: contiguous(arrays.wide(values[".weight"])[:, 0].T),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class RatesShape:
-    heads: int
-    has_fading: bool
-    """Whether files have -e^A_log."""
+def _rates_shape(heads: int, has_fading: bool) -> Shape:
+    """`has_fading`: files have -e^A_log."""
 
-    def parameters(self) -> Mapping[str, Parameter]:
-        numbers = (self.heads,)
-        role: Role = "exact" if self.has_fading else "widened"
-        fading = {".A" if self.has_fading else ".A_log": Parameter(numbers, role)}
-        return {**fading, ".dt_bias": Parameter(numbers, "widened")}
+    def part(values: Values, eps: float, arrays: Arrays) -> Part:
+        fast = -values[".A"] if has_fading else plain.exp(arrays.wide(values[".A_log"]))
+        return namespace(fast).concatenate([fast, arrays.wide(values[".dt_bias"])])
 
-    def part(self, values: Values, eps: float, arrays: Arrays) -> Part:
-        stored = values[".A" if self.has_fading else ".A_log"]
-        return arrays.rates(stored, not self.has_fading, values[".dt_bias"])
+    fading = (
+        {".A": Parameter((heads,), "exact")} if has_fading else {".A_log": Parameter((heads,), "widened")}
+    )
+    return Shape({**fading, ".dt_bias": Parameter((heads,), "widened")}, part)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+_STEMS = {
+    "conv.taps": "conv.conv",
+    "conv.bias": "conv.conv.bias",
+    "linear_attn.taps": "linear_attn.conv1d",
+    "linear_attn.rates": "linear_attn",
+}
+"""What files call parts whose names are ours."""
+
+
+class Place(NamedTuple):
     """A part, by what files call it."""
 
     stem: str
     shape: Shape
 
-    def parameters(self) -> Iterator[tuple[str, str, Parameter]]:
-        """The end of each name, the name, and what is meant."""
-        for end, parameter in self.shape.parameters().items():
-            yield end, self.stem + end, parameter
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
     """The parts of a layer by the names of most families. Its rows are `hidden` wide, and attention reads
-    `read` numbers of them, or as many. `is_own`: it has keys and values of its own. `has_fading` as
-    `RatesShape`."""
+    `read` numbers of them, or as many. `is_own`: it has keys and values of its own. `has_fading`: files have
+    -e^A_log."""
 
     spec: LayerSpec
     family: Family
@@ -339,30 +297,34 @@ class LayerShape:
     places: dict[str, Place] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        names, found = self.family.layer_names, dict[str, Place]()
-        for name, stem, shape in self._find():
+        stems, names = dict(_STEMS), self.family.layer_names
+        mixture = None if self.spec.dense is None else self.spec.dense.mixture
+        if mixture is not None and not mixture.has_biases:
+            stems["mlp.router"] = "mlp.gate"
+        found = dict[str, Place]()
+        for name, shape in self._shapes():
+            stem = stems.get(name, name)
             found[name] = Place(names.get(stem, stem), shape)
         object.__setattr__(self, "places", found)
 
     def parameters(self) -> dict[str, Parameter]:
         """By their names in files."""
-        found: dict[str, Parameter] = {}
-        for place in self.places.values():
-            found |= {name: parameter for _, name, parameter in place.parameters()}
-        return found
+        return {
+            place.stem + end: parameter
+            for place in self.places.values()
+            for end, parameter in place.shape.parameters.items()
+        }
 
     def parts(self, values: Mapping[str, Any], eps: float, arrays: Arrays) -> dict[str, Part]:
         """From values by the names of parameters; `{linear layer}.order` may be there, too."""
         found: dict[str, Part] = {}
-        for name, place in self.places.items():
-            own = {end: values[full] for end, full, _ in place.parameters()}
-            if (order := values.get(f"{place.stem}.order")) is not None:
-                own[".order"] = order
-            found[name] = place.shape.part(own, eps, arrays)
+        for name, (stem, shape) in self.places.items():
+            own = {end: values[stem + end] for end in shape.parameters}
+            found[name] = shape.part({**own, ".order": values.get(f"{stem}.order")}, eps, arrays)
         return found
 
-    def _find(self) -> Iterator[tuple[str, str, Shape]]:
-        """Each part's name, what most files call it, and its shape."""
+    def _shapes(self) -> Iterator[tuple[str, Shape]]:
+        """Of each part, by its name."""
         dense, hidden = self.spec.dense, self.hidden
         assert dense is not None, "there is an operation for everything"
         norms = (
@@ -370,7 +332,7 @@ class LayerShape:
             *(dense.norm_before_mlp, dense.norm_after_mlp, dense.embedding_norm),
         )
         for name in filter(None, norms):
-            yield name, name, NormShape(hidden)
+            yield name, norm_shape(hidden)
         if isinstance(dense.mixer, Convolution):
             yield from self._convolution(dense, dense.mixer)
         elif dense.mixer is not None:
@@ -384,18 +346,19 @@ class LayerShape:
         if dense.input_width:
             yield from self._input(dense.input_width)
         if dense.has_entry:
-            yield "entry.embedding", "entry.embedding", NormShape(hidden)
-            yield "entry.feature", "entry.feature", NormShape(hidden)
+            yield "entry.embedding", norm_shape(hidden)
+            yield "entry.feature", norm_shape(hidden)
             yield self._linear("entry.projection", hidden, 2 * hidden)
         if dense.has_factor:
-            yield "layer_scalar", "layer_scalar", VectorShape(Parameter((1,), "number"))
+            factor = {"": Parameter((1,), "number")}
+            yield "layer_scalar", Shape(factor, lambda values, eps, arrays: float(values[""].item()))
 
-    def _linear(self, name: str, outputs: int, inputs: int) -> tuple[str, str, Shape]:
+    def _linear(self, name: str, outputs: int, inputs: int) -> tuple[str, Shape]:
         dense = self.spec.dense
         assert dense is not None
-        return name, name, LinearShape(outputs, inputs, name in dense.biases)
+        return name, linear_shape(outputs, inputs, name in dense.biases)
 
-    def _attention(self, dense: Dense) -> Iterator[tuple[str, str, Shape]]:
+    def _attention(self, dense: Dense) -> Iterator[tuple[str, Shape]]:
         spec, own, read = self.spec, "self_attn.", self.read or self.hidden
         width, queries, keys = spec.kv.width, spec.heads * spec.kv.width, spec.kv.count * spec.kv.width
         if dense.is_joined:
@@ -410,32 +373,32 @@ class LayerShape:
         if dense.query_norm:
             sizes = (width, width) if dense.query_norm == "head" else (queries, keys)
             for name, size in zip(("q_norm", "k_norm")[: 1 + self.is_own], sizes, strict=False):
-                yield own + name, own + name, NormShape(size)
+                yield own + name, norm_shape(size)
         if dense.has_value_norm:
-            yield f"{own}v_norm", f"{own}v_norm", NormShape(width, has_weight=False)
+            yield f"{own}v_norm", norm_shape(width, has_weight=False)
         if dense.has_sinks:
-            yield f"{own}sinks", f"{own}sinks", VectorShape(Parameter((spec.heads,), "widened"))
+            yield f"{own}sinks", _vector_shape(spec.heads)
 
-    def _convolution(self, dense: Dense, mixer: Convolution) -> Iterator[tuple[str, str, Shape]]:
+    def _convolution(self, dense: Dense, mixer: Convolution) -> Iterator[tuple[str, Shape]]:
         width = self.hidden
         yield self._linear("conv.in_proj", 3 * width, width)
         yield self._linear("conv.out_proj", width, width)
-        yield "conv.taps", "conv.conv", TapsShape(width, mixer.length)
+        yield "conv.taps", _taps_shape(width, mixer.length)
         if "conv" in dense.biases:
-            yield "conv.bias", "conv.conv.bias", VectorShape(Parameter((width,), "widened"))
+            yield "conv.bias", _vector_shape(width)
 
-    def _delta_rule(self, mixer: DeltaRule) -> Iterator[tuple[str, str, Shape]]:
+    def _delta_rule(self, mixer: DeltaRule) -> Iterator[tuple[str, Shape]]:
         own, values = "linear_attn.", mixer.value_numbers
         mixed = 2 * mixer.key_numbers + values
         sizes = {"qkv": mixed, "z": values, "b": mixer.heads, "a": mixer.heads}
         for name, size in sizes.items():
             yield self._linear(f"{own}in_proj_{name}", size, self.hidden)
         yield self._linear(f"{own}out_proj", self.hidden, values)
-        yield f"{own}norm", f"{own}norm", NormShape(mixer.value_width)
-        yield f"{own}taps", f"{own}conv1d", TapsShape(mixed, mixer.length)
-        yield f"{own}rates", own.rstrip("."), RatesShape(mixer.heads, self.has_fading)
+        yield f"{own}norm", norm_shape(mixer.value_width)
+        yield f"{own}taps", _taps_shape(mixed, mixer.length)
+        yield f"{own}rates", _rates_shape(mixer.heads, self.has_fading)
 
-    def _mlp(self, dense: Dense, name: str, neurons: int) -> Iterator[tuple[str, str, Shape]]:
+    def _mlp(self, dense: Dense, name: str, neurons: int) -> Iterator[tuple[str, Shape]]:
         if dense.is_joined:
             yield self._linear(f"{name}.gate_up_proj", 2 * neurons, self.hidden)
         else:
@@ -443,13 +406,11 @@ class LayerShape:
             yield self._linear(f"{name}.up_proj", neurons, self.hidden)
         yield self._linear(f"{name}.down_proj", self.hidden, neurons)
 
-    def _mixture(self, dense: Dense, mixture: Mixture) -> Iterator[tuple[str, str, Shape]]:
+    def _mixture(self, dense: Dense, mixture: Mixture) -> Iterator[tuple[str, Shape]]:
         own, hidden, neurons = "" if mixture.is_parallel else "mlp.", self.hidden, mixture.neurons
-        is_gate = not mixture.is_parallel and not mixture.has_biases
-        yield f"{own}router", f"{own}gate" if is_gate else f"{own}router", RouterShape(mixture, hidden)
+        yield f"{own}router", _router_shape(mixture, hidden)
         for name, sizes in (("gate_up_proj", (2 * neurons, hidden)), ("down_proj", (hidden, neurons))):
-            stem = f"{own}experts.{name}"
-            yield stem, stem, StackShape(mixture.experts, *sizes, mixture.has_biases)
+            yield f"{own}experts.{name}", _stack_shape(mixture.experts, *sizes, mixture.has_biases)
         if mixture.has_shared:
             name = "mlp.shared_expert" + "s" * (not mixture.is_shared_gated)
             yield from self._mlp(dense, name, mixture.shared_neurons)
@@ -457,14 +418,13 @@ class LayerShape:
             yield self._linear("mlp.shared_expert_gate", 1, hidden)
         if mixture.is_parallel:
             for place in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"):
-                yield place, place, NormShape(hidden)
-            yield "post_feedforward_layernorm_2", "post_feedforward_layernorm_2", NormShape(hidden)
+                yield place, norm_shape(hidden)
+            yield "post_feedforward_layernorm_2", norm_shape(hidden)
 
-    def _input(self, width: int) -> Iterator[tuple[str, str, Shape]]:
+    def _input(self, width: int) -> Iterator[tuple[str, Shape]]:
         yield self._linear("per_layer_input_gate", width, self.hidden)
         yield self._linear("per_layer_projection", self.hidden, width)
-        yield "post_per_layer_input_norm", "post_per_layer_input_norm", NormShape(self.hidden)
-        table = f"{LAYER_INPUT}.table"
-        yield table, table, TableShape(self.table_rows, width)
+        yield "post_per_layer_input_norm", norm_shape(self.hidden)
+        yield f"{LAYER_INPUT}.table", table_shape(self.table_rows, width)
         yield self._linear(f"{LAYER_INPUT}.projection", width, self.hidden)
-        yield f"{LAYER_INPUT}.norm", f"{LAYER_INPUT}.norm", NormShape(width)
+        yield f"{LAYER_INPUT}.norm", norm_shape(width)

@@ -32,7 +32,7 @@ from flowspec.model.engine import Engine, engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.linear_attention import copy_state
-from flowspec.model.parts import Matrix
+from flowspec.model.parts import Matrix, rounded
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
 from flowspec.model.weights import RoundedStore, SliceParts, Span, load_parts
@@ -417,7 +417,7 @@ def embedded(engine: Engine, spec: ModelSpec, table: Matrix, tokens: I64) -> Arr
     found, scale = engine.take(table, tokens), spec.embedding_scale
     if scale == 1:
         return found
-    return engine.scaled(found, engine.rounded(scale) if spec.is_scale_rounded else scale)
+    return engine.scaled(found, rounded(scale, engine) if spec.is_scale_rounded else scale)
 
 
 def finished(engine: Engine, spec: ModelSpec, found: Array) -> F32:

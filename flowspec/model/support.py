@@ -24,7 +24,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
 from flowspec.model.rotary import rope_parameters
-from flowspec.model.spec import FULL, SLIDING, experts_of, heads_of, inputs_of, varying_of
+from flowspec.model.spec import FULL, SLIDING, experts_of, heads_of, varying_of
 
 _SIZES: dict[int, tuple[str, ...]] = {
     1 << 8: ("n_shared_experts",),
@@ -178,7 +178,7 @@ def family_of(config: Any, model: str) -> Family:
 def _check_number(
     config: Any, model: str, name: str, most: float, least: float = 1, kinds: tuple[type, ...] = (int,)
 ) -> None:
-    value = getattr(config, name, None)
+    value: Any = getattr(config, name, None)
     if type(value) not in kinds or not least <= value <= most:
         raise InputError(
             f"model {model!r}: {name}: expected a number from {least} to {most}, got {value!r:.40}"
@@ -326,7 +326,7 @@ def _check_convolutions(config: Any, model: str) -> None:
     _check_number(config, model, "block_multiple_of", 1 << 20, kinds=(int, float))
     _check_number(config, model, "block_ffn_dim_multiplier", 1e3, 1e-3, kinds=(int, float))
     stated = config.full_attn_idxs
-    attending = [place for place, width in enumerate(inputs_of(config)) if not width]
+    attending = [place for place, kind in enumerate(config.layer_types) if kind == FULL]
     if stated is not None and set(stated) != set(attending):
         raise InputError(
             f"model {model!r}: full_attn_idxs: expected the layers that layer_types has as {FULL}, "
