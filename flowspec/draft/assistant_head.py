@@ -28,8 +28,8 @@ from flowspec.draft.reading import Shapes, built_config, embedding_rows, paramet
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import Angles, TreeBatch, TreeCache
-from flowspec.model.carried import Carry
-from flowspec.model.engine import Engine, engine_of
+from flowspec.model.engine import Engine
+from flowspec.model.engines import engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
@@ -266,7 +266,7 @@ class AssistantHead:
         """
         engine, scale = self.engine, self._target.embedding_scale
         embedded = engine.scaled(engine.cast(self._table.weights[tokens]), rounded(scale, engine))
-        run = engine.begin(self._pre(engine.joined([embedded, features])), batch, Carry())
+        run = engine.begin(self._pre(engine.joined([embedded, features])), batch)
         angles = [engine.angles(positions, rotary) for rotary in self._spec.rotaries]
         for layer, spec in zip(self._layers, self._spec.layers, strict=True):
             run.run(layer, angles[spec.rotary])

@@ -27,8 +27,8 @@ from flowspec.draft.reading import Shapes, built_config, embedding_rows, paramet
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
-from flowspec.model.carried import Carry
-from flowspec.model.engine import Engine, engine_of
+from flowspec.model.engine import Engine
+from flowspec.model.engines import engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
@@ -206,7 +206,7 @@ class BlockHead:
         angles = [engine.angles(positions, rotary) for rotary in self._spec.rotaries]
         batches = TreeBatch(everywhere), TreeBatch(causal)
         for layer, spec, is_causal in zip(self._layers, self._spec.layers, self._causal, strict=True):
-            run = engine.begin(hidden, batches[is_causal], Carry())
+            run = engine.begin(hidden, batches[is_causal])
             run.run(layer, angles[spec.rotary])
             hidden = run.hidden
         found = self._norm(hidden).reshape(len(tokens), size, -1)

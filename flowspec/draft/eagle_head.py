@@ -22,8 +22,8 @@ from flowspec.draft.reading import Shapes, parameters_of, read_parts
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import TreeBatch, TreeCache
-from flowspec.model.carried import Carry
-from flowspec.model.engine import Engine, engine_of
+from flowspec.model.engine import Engine
+from flowspec.model.engines import engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.parts import LayerShape, Linear, Shape, linear_shape, norm_shape, table_shape
 from flowspec.model.sampler import F32
@@ -172,7 +172,8 @@ class EagleHead:
         else:
             hidden = self.engine.copied(features)
         angles = [self.engine.angles(positions, rotary) for rotary in self.spec.rotaries]
-        run = self.engine.begin(hidden, batch, Carry(embedding=embedded))
+        batch.embedding = embedded
+        run = self.engine.begin(hidden, batch)
         for layer, own in zip(self._layers, self.spec.layers, strict=True):
             run.run(layer, angles[own.rotary])
         predicted = run.hidden

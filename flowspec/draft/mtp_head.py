@@ -25,8 +25,8 @@ from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.mtp_files import MtpTensors, find_layout
 from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.attention import TreeBatch, TreeCache
-from flowspec.model.carried import Carry
-from flowspec.model.engine import Engine, engine_of
+from flowspec.model.engine import Engine
+from flowspec.model.engines import engine_of
 from flowspec.model.families import config_of_mtp
 from flowspec.model.files import ModelFiles
 from flowspec.model.sampler import F32
@@ -104,7 +104,7 @@ class MtpHead:
             rows.cache.reserve(len(rows.key_positions))
         of_token = self._of_embedding(embedded(self.engine, self.spec, self._parts.embedding, tokens))
         mixed = self._projection(self.engine.joined([of_token, self._of_feature(features)]))
-        run = self.engine.begin(mixed, batch, Carry())
+        run = self.engine.begin(mixed, batch)
         run.run(self._layer, self.engine.angles(positions, self.spec.rotaries[0]))
         return self._norm(run.hidden)
 

@@ -7,8 +7,8 @@ pass waits for nothing. In memory it holds what is not taken yet, of masks a qua
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Generic, TypeVar
 
@@ -23,60 +23,35 @@ class Ahead(Generic[KeyT, T]):
 
     def __init__(self, wanted: Mapping[KeyT, Callable[[], T]], *, beside: bool = True) -> None:
         self._wanted = wanted
-        self._is_beside = beside and bool(wanted)
-        self._found: dict[KeyT, T] = {}
-        self._dropped: Collection[KeyT] = frozenset()
-        self._is_left = False
-        self._error: BaseException | None = None
-        self._news = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="ahead", daemon=True)
+        self._thread = ThreadPoolExecutor(1, "ahead") if beside and wanted else None
+        self._pending: dict[KeyT, Future[T]] = {}
 
     def __enter__(self) -> Ahead[KeyT, T]:
-        if self._is_beside:
-            self._thread.start()
+        if self._thread is not None:
+            self._pending = {key: self._thread.submit(compute) for key, compute in self._wanted.items()}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Raises what the thread met, unless something is raised already."""
-        self._is_left = True
-        if self._is_beside:
-            self._thread.join()
-        if kind is None and self._error is not None:
-            raise self._error
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        for future in self._pending.values() if kind is None else ():
+            if not future.cancelled():
+                future.result()
 
     def drop(self, keys: Collection[KeyT]) -> None:
-        """All that nobody will take, what was named before among it."""
-        self._dropped = keys
+        """What nobody will take."""
+        for key in keys:
+            if key in self._pending:
+                self._pending[key].cancel()
 
     def take(self, key: KeyT) -> T | None:
         """Waits for it, and gives it away. None for what is not wanted, once the other thread has ended: what
         that used may be used then. Raises what it met."""
         if key not in self._wanted:
-            if self._is_beside:
-                self._thread.join()
+            if self._thread is not None:
+                self._thread.shutdown()
             return None
-        if not self._is_beside:
-            return self._wanted[key]()
-        with self._news:
-            self._news.wait_for(lambda: key in self._found or self._error is not None)
-            if key in self._found:
-                return self._found.pop(key)
-        assert self._error is not None
-        raise self._error
-
-    def _run(self) -> None:
-        try:
-            for key, compute in self._wanted.items():
-                if self._is_left:
-                    return
-                if key not in self._dropped:
-                    found = compute()
-                    with self._news:
-                        self._found[key] = found
-                        self._news.notify()
-        except BaseException as error:  # noqa: BLE001 - whoever takes or leaves raises it
-            with self._news:
-                self._error = error
-                self._news.notify()
+        return self._wanted[key]() if self._thread is None else self._pending.pop(key).result()

@@ -15,8 +15,9 @@ Layers with a sliding window may have a cache of their own, with fewer slots (`c
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,7 +47,6 @@ class Memory(Protocol):
     """Of rows, by name."""
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
-    def copied(self, x: Array) -> Array: ...
     def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
         """Keys and values `[rows, kv_heads, head_dim]` to slots of a layer's."""
 
@@ -83,7 +83,7 @@ class TreeCache:
         with_states = len(with_inputs) if state else 0
         self.states = memory.zeros((with_states, STATES_HELD, *state), "float32")
         self.lengths = [[0] * STATES_HELD for _ in range(with_states)]
-        self._slots = 0
+        self.slots = 0  # for which there is room
         self._kinds: list[_KeysAndValues] = []
         self._kind_of: dict[int, tuple[_KeysAndValues, int]] = {}
         self._addresses: dict[int, compiled.Cache] = {}
@@ -96,11 +96,6 @@ class TreeCache:
         return layer in self._kind_of or layer in self.places
 
     @property
-    def slots(self) -> int:
-        """How many there is room for."""
-        return self._slots
-
-    @property
     def bytes(self) -> int:
         """Of all that is held now."""
         own = int(self.inputs.nbytes + self.states.nbytes)
@@ -109,15 +104,13 @@ class TreeCache:
     def of(self, layer: int) -> Held:
         """A layer's keys, values, and between levels the steps of both, where they are levels."""
         kind, place = self._kind_of[layer]
-        steps = None if kind.steps is None else (kind.steps[0][place], kind.steps[1][place])
-        return kind.keys[place], kind.values[place], steps
+        return kind.of(place)
 
     def address(self, layer: int) -> int:
         """Of a `compiled.Cache` of a layer; until the next `reserve`."""
-        found = self._addresses.get(layer)
-        if found is None:
-            found = self._addresses[layer] = self._fields(layer)
-        return ctypes.addressof(found)
+        if layer not in self._addresses:
+            self._addresses[layer] = self._fields(layer)
+        return ctypes.addressof(self._addresses[layer])
 
     def _fields(self, layer: int) -> compiled.Cache:
         if layer in self.places:
@@ -128,32 +121,32 @@ class TreeCache:
             return compiled.Cache(inputs=where, state=state, inputs_width=inputs.shape[1])
         keys, values, steps = self.of(layer)
         each = tuple(map(compiled.address, (keys, values, *(steps or ()))))
-        return compiled.Cache(*each, slots=self._slots, kind=compiled.kind_of(keys.dtype))
+        return compiled.Cache(*each, slots=self.slots, kind=compiled.kind_of(keys.dtype))
 
     def growth_bytes(self, slots: int) -> int:
         """What `reserve` would add."""
-        added = max(0, _filled(cache_size(slots, self.slots_max)) - self._slots)
+        added = max(0, _filled(cache_size(slots, self.slots_max)) - self.slots)
         inputs = self.inputs.shape[0] * self.inputs.shape[2] * self.inputs.itemsize
         return added * int(sum(kind.slot_bytes for kind in self._kinds) + inputs)
 
     def reserve(self, slots: int) -> None:
         """Makes room for slots `0..slots-1`; new ones are zero. Nothing has changed where memory lacks."""
-        if slots <= self._slots:
+        if slots <= self.slots:
             return
         assert slots <= self.slots_max, f"{slots} slots asked for, {self.slots_max} reserved"
-        more = _filled(cache_size(slots, self.slots_max)) - self._slots
+        more = _filled(cache_size(slots, self.slots_max)) - self.slots
         larger, inputs = [kind.grown(more) for kind in self._kinds], _grown(self.inputs, more, 1)
         for kind, tensors in zip(self._kinds, larger, strict=True):
-            kind.hold(tensors)
+            kind.tensors = tensors
         self.inputs = inputs
-        self._slots += more
+        self.slots += more
         self._addresses.clear()
 
     def copy(self, source: TreeCache, slots: I64) -> None:
         """Into the first slots what those `slots` `[count]` of another request's hold, in their order, and
         its states; there is room for them."""
         count = len(slots)
-        assert count <= self._slots, f"{count} slots are copied, there is room for {self._slots}"
+        assert count <= self.slots, f"{count} slots are copied, there is room for {self.slots}"
         for kind, other in zip(self._kinds, source._kinds, strict=True):
             kind.copy(other, slots)
         self.inputs[:, :count] = source.inputs[:, slots]
@@ -162,7 +155,7 @@ class TreeCache:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Zeroes slots that were freed."""
-        index = np.array([slot for slot in slots if slot < self._slots], np.int64)
+        index = np.array([slot for slot in slots if slot < self.slots], np.int64)
         if len(index):
             for kind in self._kinds:
                 kind.clear(index)
@@ -170,43 +163,36 @@ class TreeCache:
 
 
 class _KeysAndValues:
-    """Those of so many layers whose heads are alike.
+    """Those of so many layers whose heads are alike, as `tensors`.
 
-    `keys` `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys lies side by
-    side, as scores are summed. `values` `[layers, kv_heads, slots, head_dim filled up to LANES]`. In int8
-    they are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16.
+    The first are keys `[layers, kv_heads, slots / LANES, head_dim, LANES]`: a number of sixteen slots' keys
+    lies side by side, as scores are summed. Then values `[layers, kv_heads, slots, head_dim filled up to
+    LANES]`. In int8 both are levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step
+    in float16; the steps of keys and of values follow, by their groups in the place of head_dim.
     """
 
     def __init__(self, layers: int, heads: Heads, memory: Memory, held: str) -> None:
         count, width, dtype = heads.count, heads.width, "int8" if held == Q8_0 else held
-        self.keys = memory.zeros((layers, count, 0, width, LANES), dtype)
-        self.values = memory.zeros((layers, count, 0, _filled(width)), dtype)
-        self.steps: Steps = None
+        self.tensors = [
+            memory.zeros((layers, count, 0, width, LANES), dtype),
+            memory.zeros((layers, count, 0, _filled(width)), dtype),
+        ]
         if held == Q8_0:
-            groups = -(-width // GROUP)
-            of_keys = memory.zeros((layers, count, 0, groups, LANES), "float16")
-            self.steps = of_keys, memory.zeros((layers, count, 0, groups), "float16")
+            shape = layers, count, 0, -(-width // GROUP)
+            self.tensors += [memory.zeros((*shape, LANES), "float16"), memory.zeros(shape, "float16")]
 
-    @property
-    def tensors(self) -> tuple[Array, ...]:
-        """Of keys and of values, in turns."""
-        return (self.keys, self.values, *(self.steps or ()))
+    def of(self, layer: int) -> Held:
+        keys, values, *steps = (each[layer] for each in self.tensors)
+        return keys, values, (steps[0], steps[1]) if steps else None
 
     @property
     def slot_bytes(self) -> int:
-        layers, heads, _, width = self.values.shape
-        slot = (width + self.keys.shape[3]) * self.keys.itemsize
-        slot += sum(steps.shape[3] * steps.itemsize for steps in self.steps or ())
-        return int(layers * heads * slot)
+        return sum(int(len(x) * x.shape[1] * x.shape[3] * x.itemsize) for x in self.tensors)
 
     def grown(self, more: int) -> list[Array]:
         """Copies of its `tensors` with so many slots more."""
         sizes = (more // LANES, more) * 2
         return [_grown(each, size, 2) for each, size in zip(self.tensors, sizes, strict=False)]
-
-    def hold(self, tensors: Sequence[Array]) -> None:
-        self.keys, self.values, *steps = tensors
-        self.steps = (steps[0], steps[1]) if steps else None
 
     def copy(self, source: _KeysAndValues, slots: I64) -> None:
         """What lies in the same slots there, as prompts do, goes over in whole blocks of lanes; the rest slot
@@ -214,23 +200,22 @@ class _KeysAndValues:
         count, own = len(slots), np.arange(len(slots))
         moved = np.flatnonzero(slots != own)
         blocks = (int(moved[0]) if len(moved) else count) // LANES
-        same = blocks * LANES
         for place, (mine, other) in enumerate(zip(self.tensors, source.tensors, strict=True)):
-            whole = same if place % 2 else blocks
+            whole = blocks * LANES if place % 2 else blocks
             mine[:, :, :whole] = other[:, :, :whole]
-            for first in range(same, count, MOVED_AT_ONCE):
+            for first in range(blocks * LANES, count, MOVED_AT_ONCE):
                 rest, of = (each[first : first + MOVED_AT_ONCE] for each in (own, slots))
-                if place % 2:
-                    mine[:, :, rest] = other[:, :, of]
-                else:
-                    mine[:, :, rest // LANES, :, rest % LANES] = other[:, :, of // LANES, :, of % LANES]
+                mine[_index(place, rest)] = other[_index(place, of)]
 
-    def clear(self, index: I64) -> None:
+    def clear(self, slots: I64) -> None:
         for place, own in enumerate(self.tensors):
-            if place % 2:
-                own[:, :, index] = 0
-            else:
-                own[:, :, index // LANES, :, index % LANES] = 0
+            own[_index(place, slots)] = 0
+
+
+def _index(place: int, slots: I64) -> tuple[Any, ...]:
+    """Of slots, in the tensor at a place."""
+    every = slice(None)
+    return (every, every, slots) if place % 2 else (every, every, slots // LANES, every, slots % LANES)
 
 
 def _grown(x: Array, more: int, axis: int) -> Array:
@@ -248,35 +233,31 @@ def _filled(count: int) -> int:
     return -(-count // LANES) * LANES
 
 
-@dataclass(slots=True)
+@dataclass
 class Sight:
     """What each row of a job sees of a cache: `seen` `[rows, high]`, and `key_positions` `[high]` of the
     slots. A row sees at most one slot for each position."""
 
     seen: Bools
     key_positions: I32
-    _order: tuple[I32, I32] | None = None
-    _paths: I64 | None = None
 
+    @cached_property
     def order(self) -> tuple[I32, I32]:
         """Slots that any row sees by position, and where among them each block of positions ends."""
-        if self._order is None:
-            slots = np.flatnonzero(self.seen.any(axis=0))
-            positions = self.key_positions[slots]
-            places = np.argsort(positions, kind="stable")
-            blocks = positions[places] // BLOCK
-            ends = np.append(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1, len(blocks))
-            self._order = slots[places].astype(np.int32), ends.astype(np.int32)
-        return self._order
+        slots = np.flatnonzero(self.seen.any(axis=0))
+        positions = self.key_positions[slots]
+        places = np.argsort(positions, kind="stable")
+        blocks = positions[places] // BLOCK
+        ends = np.append(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1, len(blocks))
+        return slots[places].astype(np.int32), ends.astype(np.int32)
 
     def paths(self) -> I64:
         """The slot that a row sees at a position, or -1: `[rows, positions]`."""
-        if self._paths is None:
-            rows, slots = np.nonzero(self.seen)
-            positions = self.key_positions[slots]
-            self._paths = np.full((len(self.seen), int(positions.max()) + 1), -1)
-            self._paths[rows, positions] = slots
-        return self._paths
+        rows, slots = np.nonzero(self.seen)
+        positions = self.key_positions[slots]
+        paths = np.full((len(self.seen), int(positions.max()) + 1), -1)
+        paths[rows, positions] = slots
+        return paths
 
 
 @dataclass(slots=True)
@@ -325,30 +306,48 @@ class TreeRows:
     def select(self, kept: I64, first: int) -> TreeRows:
         """The same request's rows with only `kept` (indices into these rows)."""
         windowed = None if self.windowed is None else self.windowed.select(kept, first)
-        slots, positions, visible = self.slots[kept], self.positions[kept], self.visible[kept]
-        return TreeRows(
-            self.cache,
-            first,
-            slots,
-            positions,
-            self.key_positions,
-            visible,
-            windowed,
-            committed=self.committed,
-        )
+        own = self.slots[kept], self.positions[kept], self.key_positions, self.visible[kept]
+        return TreeRows(self.cache, first, *own, windowed, committed=self.committed)
 
 
 @dataclass(slots=True)
 class TreeBatch:
-    """What layers need to know of a job; of a slice that begins with this layer."""
+    """What layers need to know of a job; of a slice that begins with this layer.
+
+    Of its rows, where layers need that, their `tokens` `[rows]`, their `embedding` `[rows, hidden]`, and
+    `going` `[rows, numbers]`, to which layers write keys and values that go on.
+    """
 
     requests: list[TreeRows]
     first_layer: int = 0
+    tokens: I64 | None = None
+    embedding: Array | None = None
+    going: Array | None = None
+
+    @property
+    def positions(self) -> I64:
+        """`[rows]`"""
+        return np.concatenate([rows.positions for rows in self.requests])
+
+    def select(self, kept: list[int]) -> TreeBatch:
+        """Only these rows, in order."""
+        requests, first = [], 0
+        for rows in self.requests:
+            own = [index - rows.first for index in kept if rows.first <= index < rows.first + len(rows.slots)]
+            if own:
+                requests.append(rows.select(np.array(own), first))
+                first += len(own)
+        of_rows = (None if x is None else x[kept] for x in (self.tokens, self.embedding, self.going))
+        return TreeBatch(requests, self.first_layer, *of_rows)
+
+    def of(self, layer: int) -> Iterator[tuple[TreeRows, slice]]:
+        """Of each request its rows in the cache that holds a layer, and which of the batch's these are."""
+        for request in self.requests:
+            rows = request.of(layer)
+            yield rows, slice(rows.first, rows.first + len(rows.slots))
 
     def write(self, memory: Memory, source: int, keys: Array, values: Array) -> None:
         """The rows' keys and values `[rows, kv_heads, head_dim]` of a layer before the slice."""
-        for request in self.requests:
-            rows = request.of(source - self.first_layer)
-            span = slice(rows.first, rows.first + len(rows.slots))
-            where = rows.cache.of(source - self.first_layer)
-            memory.store(rows.slots, keys[span], values[span], where)
+        for rows, span in self.of(source - self.first_layer):
+            held = rows.cache.of(source - self.first_layer)
+            memory.store(rows.slots, keys[span], values[span], held)

@@ -16,7 +16,7 @@ from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, roo
 from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
 from flowspec.model.arithmetic.packed import FORMS, PANEL, Q4_0, int8_panels, packed
 from flowspec.model.attention import BASE, Angles, Held, TreeBatch, TreeCache, TreeRows
-from flowspec.model.carried import Carry
+from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import Walk, walk_of, walk_past
 from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
 from flowspec.model.program import Arithmetic, LayerProgram, Room, Rows, program_of
@@ -26,13 +26,11 @@ from flowspec.model.trials import PAIRS16
 Array = npt.NDArray[Any]
 
 
-class Cpu:
-    """An `Engine`. Raises `InputError` where the library cannot be had."""
-
-    device = "cpu"
+class Cpu(Engine):
+    """Raises `InputError` where the library cannot be had."""
 
     def __init__(self, dtype: str, arithmetic: str, norm: Norm) -> None:
-        self.dtype = ACTIVATIONS[dtype]
+        self.device, self.dtype = "cpu", ACTIVATIONS[dtype]
         self._kind = KINDS[self.dtype]
         self._how = Arithmetic(self._kind, norm, "pairs" if arithmetic == PAIRS16 else "linear")
         library = compiled.library()
@@ -50,9 +48,6 @@ class Cpu:
     def copied(self, x: Array) -> Array:
         return x.copy()
 
-    def cast(self, x: Array) -> Array:
-        return np.ascontiguousarray(narrowed(x, self.dtype))
-
     def numpy(self, x: Array) -> Array:
         return x
 
@@ -62,18 +57,6 @@ class Cpu:
     def narrow(self, x: Array) -> Array:
         return narrowed(x, self.dtype)
 
-    def joined(self, parts: Sequence[Array]) -> Array:
-        return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-
-    def scaled(self, x: Array, factor: float) -> Array:
-        with np.errstate(all="ignore"):  # what is too large shows in logits
-            return narrowed(widened(x) * np.float32(factor), self.dtype)
-
-    # ----------------------------------------------------------------------------------------- parts
-
-    def matrix(self, weights: Array) -> Matrix:
-        return Plain(weights)
-
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
         levels, scales = rounded["levels"], rounded["scales"]
         if dtype == "int8":
@@ -81,9 +64,6 @@ class Cpu:
             filled[: len(scales)] = scales
             return Digits(in_room(int8_panels(levels)), filled, len(levels))
         return Packed("Q4_0", in_room(packed(Q4_0, spread(rounded))), len(levels))
-
-    def filed_matrix(self, form: str, panels: Array, outputs: int) -> Matrix:
-        return Packed(form, panels, outputs)
 
     # ------------------------------------------------------------------------------------- computing
 
@@ -142,8 +122,8 @@ class Cpu:
         )
         self._library.store(fields)
 
-    def begin(self, hidden: Array, batch: TreeBatch, carry: Carry) -> _Pass:
-        return _Pass(self._room, hidden, batch, carry)
+    def begin(self, hidden: Array, batch: TreeBatch) -> _Pass:
+        return _Pass(self._room, hidden, batch)
 
     def pass_by(self, layer: LayerProgram, cache: TreeCache, passed: Sequence[int]) -> None:
         mixer = layer.view[1]
@@ -162,21 +142,20 @@ class Cpu:
 class _Pass:
     """A `Pass`, whose programs change hidden states in place."""
 
-    def __init__(self, room: Room, hidden: Array, batch: TreeBatch, carry: Carry) -> None:
+    def __init__(self, room: Room, hidden: Array, batch: TreeBatch) -> None:
         self.hidden = hidden
         self._room, self._batch = room, batch
         self._parts: dict[Any, tuple[int, list[tuple[Part, TreeRows]]]] = {}
         self._angles: Angles | None = None
-        self._held = carry
         call = self._call = Call(hidden=address(hidden), rows=len(hidden), threads=threads())
         call.parts_count = len(batch.requests)
-        if carry.tokens is not None:
-            call.tokens = address(carry.tokens)
-        if carry.going is not None:
-            call.going, call.between_going = address(carry.going), carry.going.shape[1]
-        if carry.embedding is not None:
-            between = carry.embedding.strides[0] // carry.embedding.itemsize
-            call.embedding, call.between_embeddings = address(carry.embedding), between
+        if batch.tokens is not None:
+            call.tokens = address(batch.tokens)
+        if batch.going is not None:
+            call.going, call.between_going = address(batch.going), batch.going.shape[1]
+        if batch.embedding is not None:
+            between = batch.embedding.strides[0] // batch.embedding.itemsize
+            call.embedding, call.between_embeddings = address(batch.embedding), between
 
     def run(self, layer: LayerProgram, angles: Angles) -> None:
         call = self._call
@@ -204,7 +183,7 @@ class _Pass:
             part.first, part.rows, part.slots = rows.first, len(rows.slots), address(rows.slots)
             if mixer is None:
                 sight = rows.sight(window)
-                order, ends = sight.order()
+                order, ends = sight.order
                 part.seen, part.order, part.ends = address(sight.seen), address(order), address(ends)
                 part.high, part.blocks = sight.seen.shape[1], len(ends)
             elif isinstance(mixer, Convolution):

@@ -9,13 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.protocol.model_spec import LayerSpec, Norm, Rotary
-from flowspec.model.arithmetic.arrays import I64, Array
+from flowspec.core.protocol.model_spec import LayerSpec, Rotary
+from flowspec.model.arithmetic.arrays import I64, Array, namespace
 from flowspec.model.attention import Angles, Memory, TreeBatch, TreeCache
-from flowspec.model.carried import Carry
-from flowspec.model.parts import Arrays, Linear, Matrix, NormPart, Parts, RowsFunction
+from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
 from flowspec.model.rounding import Rounded
-from flowspec.model.trials import run_trial
 
 
 class Pass(Protocol):
@@ -28,7 +26,7 @@ class Pass(Protocol):
     def run(self, layer: Any, angles: Angles) -> None: ...
 
 
-class Engine(Memory, Arrays, Protocol):
+class Engine(Memory, Protocol):
     """Of one model in one precision. Not thread-safe: one thread runs it."""
 
     device: str
@@ -44,16 +42,36 @@ class Engine(Memory, Arrays, Protocol):
     def numpy(self, x: Array) -> npt.NDArray[Any]:
         """Here again."""
 
+    def copied(self, x: Array) -> Array: ...
+    def wide(self, x: Array) -> Array:
+        """In float32."""
+
     def narrow(self, x: Array) -> Array:
-        """Float32 in the dtype of rows."""
+        """In the dtype of rows."""
+
+    def cast(self, x: npt.NDArray[Any]) -> Array:
+        """There, in the dtype of rows."""
+        return self.narrow(self.array(x))
+
+    def scaled(self, x: Array, factor: float) -> Array:
+        """Times a factor, rounded once."""
+        with np.errstate(all="ignore"):  # what is too large shows in logits
+            return self.narrow(self.wide(x) * factor)
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """`[rows, numbers]` of several, one after another."""
+        return parts[0] if len(parts) == 1 else namespace(parts[0]).concatenate(parts, 1)
 
     # ----------------------------------------------------------------------------------------- parts
 
     def matrix(self, weights: Array) -> Matrix:
         """`[outputs, inputs]` in the dtype of rows."""
+        return Plain(weights)
+
+    def filed_matrix(self, form: str, panels: npt.NDArray[np.uint8], outputs: int) -> Matrix:
+        return Packed(form, self.array(panels), outputs)
 
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix: ...
-    def filed_matrix(self, form: str, panels: npt.NDArray[np.uint8], outputs: int) -> Matrix: ...
 
     # ------------------------------------------------------------------------------------- computing
 
@@ -78,29 +96,8 @@ class Engine(Memory, Arrays, Protocol):
     def function(self, x: Array, name: str) -> Array:
         """One of `plain.FUNCTIONS`, number by number, in the dtype of x."""
 
-    def begin(self, hidden: Array, batch: TreeBatch, carry: Carry) -> Pass:
+    def begin(self, hidden: Array, batch: TreeBatch) -> Pass:
         """With hidden states `[rows, width]` of its own."""
 
     def pass_by(self, layer: Any, cache: TreeCache, passed: Sequence[int]) -> None:
         """Brings the state `BASE` of a layer to the end of these slots, which `ClearSlots` names."""
-
-    def scaled(self, x: Array, factor: float) -> Array:
-        """Times a factor, rounded once."""
-
-    def joined(self, parts: Sequence[Array]) -> Array:
-        """`[rows, numbers]` of several, one after another."""
-
-
-def engine_of(dtype: str, device: str, norm: Norm, arithmetic: str = "") -> Engine:
-    """For a model in a precision, whose norms compute so: by an `arithmetic`, or the best that the device
-    has. Raises `InputError` where it lacks that."""
-    trial = run_trial(dtype, device)
-    trial.check(arithmetic)
-    arithmetic = arithmetic or trial.arithmetics[0]
-    if device == "cpu":
-        from flowspec.model.cpu import Cpu
-
-        return Cpu(dtype, arithmetic, norm)
-    from flowspec.model.gpu import Gpu  # where torch is
-
-    return Gpu(dtype, arithmetic, norm, device)

@@ -28,6 +28,7 @@ class Root:
 
 
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
+_MULTIMODAL_ROOTS = (PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,7 @@ class Family:
     ignored: Mapping[str, Any] = field(default_factory=dict)
     repeated: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, float] = field(default_factory=dict)
-    architectures: tuple[str, ...] = ()
+    is_multimodal: bool = False
     mtp: MtpLayout | None = None
     part: str = ""
     layer_names: Mapping[str, str] = field(default_factory=dict)
@@ -128,9 +129,8 @@ class Family:
 
     def accepts(self, architecture: str) -> bool:
         """Whether `architecture` is the class of this family that generates text, old spellings included."""
-        return architecture.lower() in {
-            name.lower() for name in (f"{self.prefix}ForCausalLM", *self.architectures)
-        }
+        kinds = ("ForCausalLM", "ForConditionalGeneration")[: 1 + self.is_multimodal]
+        return architecture.lower() in [f"{self.prefix}{kind}".lower() for kind in kinds]
 
 
 _SANDWICH = {
@@ -151,11 +151,10 @@ _GEMMA3 = Family(
     embedding_scale="root of hidden",
     rotary_by_layer_type=True,
     roots=(
-        PLAIN_ROOT,
+        *_MULTIMODAL_ROOTS,
         Root(prefix="language_model.model.", lm_head="language_model.lm_head.weight"),
-        Root(prefix="model.language_model.", lm_head="lm_head.weight"),
     ),
-    architectures=("Gemma3ForConditionalGeneration",),
+    is_multimodal=True,
     ignored={"attn_logit_softcapping": None},
 )
 _QWEN3_5 = Family(
@@ -165,8 +164,8 @@ _QWEN3_5 = Family(
     norm="scale by 1 + w, cast",
     other_layers=LINEAR,
     rotary_is_partial=True,
-    roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),
-    architectures=("Qwen3_5ForConditionalGeneration",),
+    roots=_MULTIMODAL_ROOTS,
+    is_multimodal=True,
     built_in={"attn_output_gate": True},
     mtp=MtpLayout(
         count="mtp_num_hidden_layers",
@@ -191,21 +190,19 @@ _GEMMA4 = Family(
         "experts.down_proj": ("experts.{}.down_proj.weight",),
     },
     has_layer_inputs=True,
-    roots=(PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight")),
-    architectures=("Gemma4ForConditionalGeneration",),
+    roots=_MULTIMODAL_ROOTS,
+    is_multimodal=True,
 )
 _GEMMA4_UNIFIED = replace(
     _GEMMA4,
     module="gemma4_unified",
     prefix="Gemma4Unified",
     has_layer_inputs=False,
-    architectures=("Gemma4UnifiedForConditionalGeneration",),
 )
 _QWEN3_5_MOE = replace(
     _QWEN3_5,
     module="qwen3_5_moe",
     prefix="Qwen3_5Moe",
-    architectures=("Qwen3_5MoeForConditionalGeneration",),
     stacked=_EXPERTS,
 )
 FAMILIES = {

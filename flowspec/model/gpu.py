@@ -31,7 +31,7 @@ from flowspec.model.arithmetic.compiled_cuda import POSITIONS_MAX, WIDTH_MAX
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Q4_0, numbers_of, packed
 from flowspec.model.arithmetic.plain import DIGIT, TINY
 from flowspec.model.attention import BASE, NEAR, Angles, Held, TreeBatch, TreeCache, TreeRows
-from flowspec.model.carried import Carry
+from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import walk_of, walk_past
 from flowspec.model.parts import (
     LAYER_INPUT,
@@ -75,11 +75,9 @@ def tensor_of(x: npt.NDArray[Any]) -> Tensor:
 def array_of(x: Tensor) -> npt.NDArray[Any]:
     """As `tensor_of`, backwards."""
     here = x.detach().cpu().contiguous()
-    if here.dtype == torch.bfloat16:
-        bits: npt.NDArray[Any] = here.view(torch.int16).numpy()
-        return bits.view(np.uint16)
-    found: npt.NDArray[Any] = here.numpy()
-    return found
+    is_bfloat16 = here.dtype == torch.bfloat16
+    bits: npt.NDArray[Any] = (here.view(torch.int16) if is_bfloat16 else here).numpy()
+    return bits.view(np.uint16) if is_bfloat16 else bits
 
 
 def arithmetics_of(dtype: str, device: str) -> tuple[str, ...]:
@@ -202,11 +200,12 @@ def in_blocks(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
 class _Int8:
     """Levels, filled up, and a scale for each output."""
 
+    __slots__ = ("_inputs", "_levels", "_scales", "outputs")
+
     def __init__(self, levels: Tensor, scales: Tensor) -> None:
         self.outputs, self._inputs = levels.shape
         self._levels = F.pad(levels, (0, -self._inputs % INTEGER_BLOCK, 0, -self.outputs % INTEGER_BLOCK))
         self._scales = scales
-        self.arrays = self._levels, scales
 
     def multiply(self, given: Tensor) -> Tensor:
         rows = given.float()
@@ -231,6 +230,8 @@ class _Int8:
 class _Int4:
     """As tinygemm has them."""
 
+    __slots__ = ("_inputs", "_packed", "_scales", "outputs")
+
     def __init__(self, levels: Tensor, scales: Tensor, inputs: int) -> None:
         self.outputs, self._inputs = len(levels), inputs
         more = (0, 0, 0, -self.outputs % INT4_OUTPUTS)
@@ -240,7 +241,6 @@ class _Int4:
         of_groups = F.pad(scales, more).bfloat16()  # which has all their digits
         both = torch.stack([of_groups, torch.zeros_like(of_groups)], dim=2)
         self._scales = both.transpose(0, 1).contiguous()  # [groups, out, 2]
-        self.arrays = self._packed, self._scales
 
     def multiply(self, rows: Tensor) -> Tensor:
         filled = F.pad(rows.bfloat16(), (0, -self._inputs % GROUP))
@@ -276,8 +276,8 @@ def multiplied(rows: Tensor, linear: Linear) -> Tensor:
 # -------------------------------------------------------------------------------------------- engine
 
 
-class Gpu:
-    """An `Engine`. Raises `InputError` for a device that cannot be used."""
+class Gpu(Engine):
+    """Raises `InputError` for a device that cannot be used."""
 
     def __init__(self, dtype: str, arithmetic: str, how: Norm, device: str) -> None:
         self.dtype, self.device = ACTIVATIONS[dtype], device
@@ -299,9 +299,6 @@ class Gpu:
     def array(self, x: npt.NDArray[Any]) -> Tensor:
         return tensor_of(x).to(self._there)
 
-    def cast(self, x: npt.NDArray[Any]) -> Tensor:
-        return self.array(x).to(self._dtype)
-
     def copied(self, x: Tensor) -> Tensor:
         return x.clone(memory_format=torch.contiguous_format)
 
@@ -314,25 +311,11 @@ class Gpu:
     def narrow(self, x: Tensor) -> Tensor:
         return x.to(self._dtype)
 
-    def joined(self, parts: Sequence[Tensor]) -> Tensor:
-        return parts[0] if len(parts) == 1 else torch.cat(tuple(parts), dim=1)
-
-    def scaled(self, x: Tensor, factor: float) -> Tensor:
-        return (x.float() * factor).to(self._dtype)
-
-    # ----------------------------------------------------------------------------------------- parts
-
-    def matrix(self, weights: Tensor) -> Matrix:
-        return Plain(weights)
-
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
         if dtype == "int4" and not self._is_tiny:
             return self.filed_matrix("Q4_0", packed(Q4_0, spread(rounded)), len(rounded["levels"]))
         levels, scales = (self.array(rounded[name]) for name in ("levels", "scales"))
         return _Int8(levels, scales) if dtype == "int8" else _Int4(levels, scales, inputs)
-
-    def filed_matrix(self, form: str, panels: npt.NDArray[np.uint8], outputs: int) -> Matrix:
-        return Packed(form, self.array(panels), outputs)
 
     # ------------------------------------------------------------------------------------- computing
 
@@ -368,8 +351,8 @@ class Gpu:
         there = torch.from_numpy(slots).to(self._there)
         store(there, keys.transpose(0, 1), values.transpose(0, 1), to)
 
-    def begin(self, hidden: Tensor, batch: TreeBatch, carry: Carry) -> _Pass:
-        return _Pass(hidden, batch, carry)
+    def begin(self, hidden: Tensor, batch: TreeBatch) -> _Pass:
+        return _Pass(hidden, batch)
 
     def pass_by(self, layer: _Layer, cache: TreeCache, passed: Sequence[int]) -> None:
         assert layer.spec.dense is not None
@@ -396,57 +379,53 @@ class _Layer:
 class _Pass:
     """A `Pass`."""
 
-    def __init__(self, hidden: Tensor, batch: TreeBatch, carry: Carry) -> None:
-        self.hidden = hidden
-        self._batch, self._carry = batch, carry
+    def __init__(self, hidden: Tensor, batch: TreeBatch) -> None:
+        self.hidden, self.batch = hidden, batch
         self.slots: dict[int, Tensor] = {}
         self.paths: dict[tuple[int, int | None], Tensor] = {}
 
     def run(self, layer: _Layer, angles: Angles) -> None:
-        token: plain.Token | None = None
-        if self._carry.embedding is not None:
-            token = plain.Token(self._carry.embedding)
+        token, batch = None, self.batch
+        if batch.embedding is not None:
+            token = plain.Token(batch.embedding)
             table = layer.given.get(f"{LAYER_INPUT}.table")
-            if isinstance(table, Table) and self._carry.tokens is not None:
-                ids = torch.from_numpy(self._carry.tokens).to(self.hidden.device)
+            if isinstance(table, Table) and batch.tokens is not None:
+                ids = torch.from_numpy(batch.tokens).to(self.hidden.device)
                 looked_up = _looked_up(table.matrix, ids, self.hidden.dtype)
-                token = plain.Token(self._carry.embedding, looked_up, table.factor)
-        held = _Held(self, layer, self._batch, self._carry.going)
+                token = plain.Token(batch.embedding, looked_up, table.factor)
+        held = _Held(self, layer)
         self.hidden = plain.layer(layer.spec, layer.parts, self.hidden, angles, held, token)
 
     def slots_of(self, rows: TreeRows) -> Tensor:
         """There, once for all layers."""
-        found = self.slots.get(id(rows))
-        if found is None:
-            found = self.slots[id(rows)] = torch.from_numpy(rows.slots).to(self.hidden.device)
-        return found
+        if id(rows) not in self.slots:
+            self.slots[id(rows)] = torch.from_numpy(rows.slots).to(self.hidden.device)
+        return self.slots[id(rows)]
 
     def paths_of(self, rows: TreeRows, window: int | None) -> Tensor:
-        found = self.paths.get((id(rows), window))
-        if found is None:
-            paths = torch.from_numpy(rows.sight(window).paths()).to(self.hidden.device)
-            found = self.paths[id(rows), window] = paths
-        return found
+        if (id(rows), window) not in self.paths:
+            paths = rows.sight(window).paths()
+            self.paths[id(rows), window] = torch.from_numpy(paths).to(self.hidden.device)
+        return self.paths[id(rows), window]
 
 
 class _Held:
     """What a job's requests hold of a layer (`plain.Holder`)."""
 
-    def __init__(self, run: _Pass, layer: _Layer, batch: TreeBatch, going: Tensor | None) -> None:
-        self._run, self._layer, self._batch, self._going = run, layer, batch, going
+    def __init__(self, run: _Pass, layer: _Layer) -> None:
+        self._run, self._layer, self._batch = run, layer, run.batch
 
     def attend(
         self, queries: Tensor, keys: Tensor | None, values: Tensor | None, sinks: Tensor | None
     ) -> Tensor:
         spec, source, first = self._layer.spec, self._layer.source, self._layer.going
         assert spec.dense is not None
-        if keys is not None and values is not None and self._going is not None and first is not None:
+        going = self._batch.going
+        if keys is not None and values is not None and going is not None and first is not None:
             both = torch.cat([keys.flatten(1), values.flatten(1)], dim=1)
-            self._going[:, first : first + both.shape[1]] = both
+            going[:, first : first + both.shape[1]] = both
         outputs = []
-        for request in self._batch.requests:
-            rows = request.of(source)
-            span = slice(rows.first, rows.first + len(rows.slots))
+        for rows, span in self._batch.of(source):
             held = rows.cache.of(source)
             if keys is not None and values is not None:
                 new = keys[span].transpose(0, 1), values[span].transpose(0, 1)
@@ -459,21 +438,19 @@ class _Held:
 
     def convolve(self, inputs: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
         outputs = []
-        for request in self._batch.requests:
-            rows = request.of(self._layer.place)
+        for rows, span in self._batch.of(self._layer.place):
             held = rows.cache.inputs[rows.cache.places[self._layer.place]]  # [slots, width]
-            held[self._run.slots_of(rows)] = inputs[rows.first : rows.first + len(rows.slots)]
+            held[self._run.slots_of(rows)] = inputs[span]
             lines = torch.from_numpy(rows.line(taps.shape[1])).to(held.device)
             outputs.append(plain.convolution(plain.seen_inputs(held, lines), taps, bias))
         return torch.cat(outputs)
 
     def sum_up(self, inputs: Tensor, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Tensor:
         outputs, layer = [], self._layer.place
-        for request in self._batch.requests:
-            rows = request.of(layer)
+        for rows, span in self._batch.of(layer):
             place = rows.cache.places[layer]
             held, states = rows.cache.inputs[place], rows.cache.states[place]
-            held[self._run.slots_of(rows)] = inputs[rows.first : rows.first + len(rows.slots)]
+            held[self._run.slots_of(rows)] = inputs[span]
             walk = walk_of(rows, layer, mixer.length)
             places = states.new_empty((walk.places, *states.shape[1:]))
             places[0] = states[NEAR]

@@ -21,21 +21,17 @@ class _Importing:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._depth = 0
-        self._hides = False
+        self._hides: list[bool] = []
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        self._depth += 1
-        if self._depth == 1 and "torch" not in sys.modules and not has_driver():
-            self._hides = True
+        self._hides.append("torch" not in sys.modules and not has_driver())
+        if self._hides[-1]:
             sys.modules["torch"] = None  # type: ignore[assignment]
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
 
     def __exit__(self, *_unused: Any) -> None:
-        self._depth -= 1
-        if self._depth == 0 and self._hides:
-            self._hides = False
+        if self._hides.pop():
             del sys.modules["torch"]
         self._lock.release()
 

@@ -48,10 +48,6 @@ class Plain:
     def outputs(self) -> int:
         return len(self.weights)
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.weights,)
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Digits:
@@ -60,10 +56,6 @@ class Digits:
     panels: Array
     scales: Array
     outputs: int
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return self.panels, self.scales
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,13 +70,9 @@ class Packed:
     def inputs(self) -> int:
         return int(self.panels.shape[1]) * FORMS[self.form].unit
 
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        return (self.panels,)
-
 
 Matrix = Any
-"""One of these, or an engine's own, which has `outputs` and `arrays`."""
+"""One of these, or an engine's own, which has `outputs` and `__slots__`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -203,20 +203,12 @@ class _Maker:
     def program(self, mixture: Mixture | None = None) -> tuple[ProgramFields, list[Any]]:
         operations = (Operation * len(self._operations))(*self._operations)
         widths, starts = ((ctypes.c_int64 * len(each))(*each) for each in (self._widths, self._starts))
-        fields = ProgramFields(
-            ctypes.addressof(operations),
-            ctypes.addressof(widths),
-            ctypes.addressof(starts),
-            len(operations),
-            len(widths),
-            self._numbers,
-            self._sums_most,
-            self._products,
-            self._kind,
-            0 if mixture is None else mixture.experts,
-            0 if mixture is None else mixture.chosen,
-        )
-        return fields, [operations, widths, starts, *self._held]
+        lists = operations, widths, starts
+        sizes = self._numbers, self._sums_most, self._products, self._kind
+        experts = (0, 0) if mixture is None else (mixture.experts, mixture.chosen)
+        where = (ctypes.addressof(each) for each in lists)
+        fields = ProgramFields(*where, len(operations), len(widths), *sizes, *experts)
+        return fields, [*lists, *self._held]
 
     def register(self, width: int) -> Register:
         self._widths.append(width)
@@ -232,12 +224,8 @@ class _Maker:
         before, self._stage = self._stage, stage
         waits = before not in ("", stage) and {before, stage} != {"rows", "store"}
         waits = waits and (before, stage) != ("convolve", "rows")
-        spread = self._spread
-        self._operations.append(
-            Operation(
-                code=CODES[name], source=source, to=to, other=other, waits=waits, spread=spread, **fields
-            )
-        )
+        where = {"source": source, "to": to, "other": other, "spread": self._spread}
+        self._operations.append(Operation(code=CODES[name], waits=waits, **where, **fields))
 
     def _hold(self, given: Array | None) -> int | None:
         if given is None:
@@ -256,18 +244,16 @@ class _Maker:
     ) -> Register:
         width = norm.weights.size
         to = self.register(heads * width)
-        self._add(
-            "norm",
-            source,
-            to,
-            from_at=at,
-            weights=self._hold_own(norm.weights),
-            inputs=width,
-            heads=heads,
-            factor=1 / width,
-            eps=norm.eps,
-            how=NORMS.index(how or self._how),
-        )
+        weights, number = self._hold_own(norm.weights), NORMS.index(how or self._how)
+        shape = {"from_at": at, "inputs": width, "heads": heads}
+        self._add("norm", source, to, weights=weights, factor=1 / width, eps=norm.eps, how=number, **shape)
+        return to
+
+    def gate(self, name: str, gates: Register, values: Register, width: int, **more: Any) -> Register:
+        """A function of `gates`, from number `from_at` on, times `values`, from `with_at` on."""
+        to = self.register(self._spread * width)
+        where = {"other": values, "inputs": width}
+        self._add("gate", gates, to, how=compiled.FUNCTIONS.index(name), **where, **more)
         return to
 
     def multiply(self, source: Register, linears: Sequence[Linear]) -> list[Register]:
@@ -336,20 +322,11 @@ class _Maker:
             self._held += tables
             weights, scales = map(ctypes.addressof, tables)
         of_bias = self._hold_own(bias)
-        self._add(
-            first.how,
-            source,
-            to,
-            weights=weights,
-            bias=None if of_bias is None else of_bias + first.first * SIZES[self._kind],
-            scales=scales or None,
-            inputs=first.inputs,
-            outputs=first.outputs,
-            to_at=at + first.first,
-            kind=first.kind,
-            experts=experts,
-            sums_at=self._sums,
-        )
+        own_bias = None if of_bias is None else of_bias + first.first * SIZES[self._kind]
+        numbers: dict[str, Any] = {"weights": weights, "bias": own_bias, "scales": scales or None}
+        shape = {"inputs": first.inputs, "outputs": first.outputs, "kind": first.kind, "experts": experts}
+        to_at = at + first.first
+        self._add(first.how, source, to, to_at=to_at, sums_at=self._sums, **numbers, **shape)
         self._sums += self._spread * first.outputs
         self._sums_most = max(self._sums_most, self._sums)
         self._products += self._spread * first.inputs * first.outputs
@@ -442,12 +419,11 @@ class _LayerMaker(_Maker):
         width, query_width = spec.kv.width, spec.heads * spec.kv.width
         key_width = spec.kv.count * width
         gates: Register | None = None
-        found: list[tuple[Register, int]]
         if name + "qkv_proj" in self._parts:
             (joined,) = self._multiplied(rows, name + "qkv_proj")
             found = [(joined, 0), (joined, query_width), (joined, query_width + key_width)]
         else:
-            names = [name + each for each in ("q_proj", "k_proj", "v_proj") if name + each in self._parts]
+            names = [f"{name}{each}_proj" for each in "qkv" if f"{name}{each}_proj" in self._parts]
             made = [(each, 0) for each in self._multiplied(rows, *names)]
             found = [made[0], made[1], made[-1]] if is_own else made[:1]  # keys may be values, too
         if dense.is_gated:
@@ -464,21 +440,11 @@ class _LayerMaker(_Maker):
             self._add("copy", queries[0], alone, from_at=queries[1], inputs=query_width, heads=1)
             queries = alone, 0
         attended = self.register(query_width)
-        self._add(
-            "attend",
-            queries[0],
-            attended,
-            inputs=width,
-            heads=spec.heads,
-            kv_heads=spec.kv.count,
-            bias=self._hold(self._parts["self_attn.sinks"]) if dense.has_sinks else None,
-            factor=dense.scale,
-            cap=dense.cap,
-        )
+        shape = {"inputs": width, "heads": spec.heads, "kv_heads": spec.kv.count}
+        sinks = self._hold(self._parts["self_attn.sinks"]) if dense.has_sinks else None
+        self._add("attend", queries[0], attended, bias=sinks, factor=dense.scale, cap=dense.cap, **shape)
         if gates is not None:
-            ungated, attended = attended, self.register(query_width)
-            how = compiled.FUNCTIONS.index("sigmoid")
-            self._add("gate", gates, attended, other=ungated, inputs=query_width, how=how)
+            attended = self.gate("sigmoid", gates, attended, query_width)
         return self._multiplied(attended, name + "o_proj")[0]
 
     def _ready(self, given: Sequence[tuple[Register, int]]) -> list[tuple[Register, int]]:
@@ -519,15 +485,8 @@ class _LayerMaker(_Maker):
         inputs, mixed, found = (self.register(width) for _ in range(3))
         self._add("multiply", joined, inputs, other=joined, with_at=2 * width, inputs=width, how=NO_FUNCTION)
         self._add("hold", inputs, inputs=width)
-        self._add(
-            "convolve",
-            inputs,
-            mixed,
-            weights=self._hold(self._parts["conv.taps"]),
-            bias=self._hold(self._parts.get("conv.bias")),
-            inputs=width,
-            outputs=mixer.length,
-        )
+        taps, bias = (self._hold(self._parts.get(name)) for name in ("conv.taps", "conv.bias"))
+        self._add("convolve", inputs, mixed, weights=taps, bias=bias, inputs=width, outputs=mixer.length)
         self._add("multiply", joined, found, other=mixed, from_at=width, inputs=width, how=NO_FUNCTION)
         return self._multiplied(found, "conv.out_proj")[0]
 
@@ -548,17 +507,11 @@ class _LayerMaker(_Maker):
     def _steps(self, mixer: DeltaRule) -> Register:
         """What rows read from their states."""
         values = mixer.heads * mixer.value_width
-        shape: dict[str, Any] = {
-            "inputs": mixer.key_width,
-            "outputs": mixer.value_width,
-            "heads": mixer.heads,
-            "kv_heads": mixer.key_heads,
-        }
-        weights = self._hold(self._parts["linear_attn.taps"])
-        scales = self._hold(self._parts["linear_attn.rates"])
-        factor = mixer.key_width**-0.5
-        more = {"how": mixer.length, "factor": factor, "eps": UNIT_EPS}
-        self._add("recall", 0, weights=weights, scales=scales, **shape, **more)
+        shape = {"inputs": mixer.key_width, "outputs": mixer.value_width}
+        shape |= {"heads": mixer.heads, "kv_heads": mixer.key_heads}
+        taps, rates = (self._hold(self._parts[f"linear_attn.{name}"]) for name in ("taps", "rates"))
+        more = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
+        self._add("recall", 0, weights=taps, scales=rates, **shape, **more)
         found = self.register(values)
         self._sums_most = max(self._sums_most, values)
         self._add("step_states", 0, found, **shape)
@@ -580,10 +533,8 @@ class _LayerMaker(_Maker):
             made = self._multiplied(rows, f"{name}.gate_proj", f"{name}.up_proj")
             gate, up = ((each, 0) for each in made)
             width = self._widths[gate[0]]
-        to = self.register(width)
-        how = compiled.FUNCTIONS.index(self._dense.activation)
-        self._add("gate", gate[0], to, other=up[0], from_at=gate[1], with_at=up[1], inputs=width, how=how)
-        return self._multiplied(to, f"{name}.down_proj")[0]
+        gated = self.gate(self._dense.activation, gate[0], up[0], width, from_at=gate[1], with_at=up[1])
+        return self._multiplied(gated, f"{name}.down_proj")[0]
 
     def _input(self, hidden: Register) -> None:
         """What a layer takes of a token beside its hidden state: of a table, and of the token's embedding."""
@@ -593,21 +544,14 @@ class _LayerMaker(_Maker):
         (projected,) = self._multiplied(embedding, "layer_input.projection")
         self._add("scale", projected, projected, inputs=width, factor=self._widths[hidden] ** -0.5)
         projected = self.norm(projected, self._parts["layer_input.norm"], 1)
-        if isinstance(table.matrix, Packed):
-            kind, weights = FORMS[table.matrix.form].number, table.matrix.panels
-        else:
-            kind, weights = kind_of(table.matrix.weights.dtype), table.matrix.weights
-        given: dict[str, Any] = {
-            "weights": self._hold(weights),
-            "kind": kind,
-            "how": isinstance(table.matrix, Packed),
-        }
-        self._add("look_up", 0, looked_up, inputs=width, **given)
+        matrix, is_packed = table.matrix, isinstance(table.matrix, Packed)
+        kind = FORMS[matrix.form].number if is_packed else kind_of(matrix.weights.dtype)
+        weights = self._hold(matrix.panels if is_packed else matrix.weights)
+        self._add("look_up", 0, looked_up, inputs=width, weights=weights, kind=kind, how=is_packed)
         self._add("add", looked_up, projected, inputs=width, factor=table.factor)
         self._add("scale", projected, projected, inputs=width, factor=2.0**-0.5)
         (gates,) = self._multiplied(hidden, "per_layer_input_gate")
-        gated, how = self.register(width), compiled.FUNCTIONS.index(self._dense.activation)
-        self._add("gate", gates, gated, other=projected, inputs=width, how=how)
+        gated = self.gate(self._dense.activation, gates, projected, width)
         (found,) = self._multiplied(gated, "per_layer_projection")
         self._added(hidden, found, "post_per_layer_input_norm")
 
@@ -622,47 +566,23 @@ class _LayerMaker(_Maker):
             self._add("scale", of, of, inputs=self._widths[of], factor=router.factor)
         hidden, chosen = self._widths[rows], mixture.chosen
         self._add("widen", of, inputs=hidden)
-        self._add(
-            "halves",
-            of,
-            weights=self._hold(router.weights),
-            bias=self._hold(router.bias),
-            inputs=hidden,
-            outputs=mixture.experts,
-            kind=kind_of(router.weights.dtype),
-            how=KINDS["float32"] if mixture.router == "sigmoid" else self._kind,
-        )
+        shape = {"inputs": hidden, "outputs": mixture.experts, "kind": kind_of(router.weights.dtype)}
+        shape["how"] = KINDS["float32"] if mixture.router == "sigmoid" else self._kind
+        weights, bias = self._hold(router.weights), self._hold(router.bias)
+        self._add("halves", of, weights=weights, bias=bias, **shape)
         self._sums_most = max(self._sums_most, mixture.experts)
-        self._add(
-            "choose",
-            rows,
-            weights=self._hold(router.correction),
-            scales=self._hold(router.scales),
-            inputs=mixture.experts,
-            outputs=mixture.open,
-            how=how,
-            heads=mixture.is_normed,
-            kv_heads=mixture.groups,
-            factor=mixture.factor,
-        )
+        shape = {"inputs": mixture.experts, "outputs": mixture.open, "heads": mixture.is_normed}
+        weights, scales = self._hold(router.correction), self._hold(router.scales)
+        shape |= {"kv_heads": mixture.groups, "how": how}
+        self._add("choose", rows, weights=weights, scales=scales, factor=mixture.factor, **shape)
         self._add("sort", rows)
         self._spread = chosen
         sorted_rows = self.register(chosen * hidden)
         self._add("gather", rows, sorted_rows, inputs=hidden)
         joined = self._each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
         width = self._widths[joined] // chosen // 2
-        gated, how = self.register(chosen * width), compiled.FUNCTIONS.index(self._dense.activation)
-        self._add(
-            "gate",
-            joined,
-            gated,
-            other=joined,
-            with_at=width,
-            inputs=width,
-            how=how,
-            cap=mixture.limit,
-            factor=mixture.slope,
-        )
+        where = {"with_at": width, "cap": mixture.limit, "factor": mixture.slope}
+        gated = self.gate(self._dense.activation, joined, joined, width, **where)
         found = self._each(gated, self._parts[f"{name}experts.down_proj"])
         self._spread = 1
         mixed = self.register(hidden)

@@ -273,27 +273,25 @@ def joined(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tens
 
     found = together(weights)
     joins_itself = get_checkpoint_conversion_mapping(model.config.model_type) is not None
+
+    def stacked(path: str, experts: int, part: str, leaf: str = "weight") -> torch.Tensor:
+        return torch.stack([found.pop(f"{path}.{expert}.{part}.{leaf}") for expert in range(experts)])
+
     for path, module in model.named_modules():
-        inputs_are_first = is_inputs_first(module)
-        if not joins_itself and not inputs_are_first and f"{path}.0.gate_proj.weight" in found:
-            for expert in range(module.num_experts):
-                both = [found.pop(f"{path}.{expert}.{part}_proj.weight") for part in ("gate", "up")]
-                found[f"{path}.{expert}.gate_up_proj.weight"] = torch.cat(both)
-        if f"{path}.0.gate_up_proj.weight" in found:
-            for name in ("gate_up_proj", "down_proj"):
-                names = [f"{path}.{expert}.{name}.weight" for expert in range(module.num_experts)]
-                found[f"{path}.{name}"] = torch.stack([found.pop(each) for each in names])
-        if not inputs_are_first:
-            continue
-        for leaf, suffix in (("weight", ""), ("bias", "_bias")):
-            parts = {}
-            for part in ("gate", "up", "down"):
-                names = [f"{path}.{expert}.{part}_proj.{leaf}" for expert in range(module.num_experts)]
-                parts[part] = torch.stack([found.pop(name) for name in names])
-            in_turns = torch.stack([parts["gate"], parts["up"]], dim=2).flatten(1, 2)
-            for name, values in (("gate_up_proj", in_turns), ("down_proj", parts["down"])):
-                values = values.transpose(1, 2).contiguous() if leaf == "weight" else values
-                found[f"{path}.{name}{suffix}"] = values
+        is_apart = not joins_itself and f"{path}.0.gate_proj.weight" in found
+        if is_inputs_first(module):
+            for leaf, suffix in (("weight", ""), ("bias", "_bias")):
+                names = ("gate_proj", "up_proj", "down_proj")
+                gate, up, down = (stacked(path, module.num_experts, name, leaf) for name in names)
+                in_turns = torch.stack([gate, up], dim=2).flatten(1, 2)
+                for name, values in (("gate_up_proj", in_turns), ("down_proj", down)):
+                    values = values.transpose(1, 2).contiguous() if leaf == "weight" else values
+                    found[f"{path}.{name}{suffix}"] = values
+        elif is_apart or f"{path}.0.gate_up_proj.weight" in found:
+            parts = ("gate_proj", "up_proj") if is_apart else ("gate_up_proj",)
+            both = [stacked(path, module.num_experts, part) for part in parts]
+            found[f"{path}.gate_up_proj"] = torch.cat(both, dim=1)
+            found[f"{path}.down_proj"] = stacked(path, module.num_experts, "down_proj")
     return found
 
 

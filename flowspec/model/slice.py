@@ -5,15 +5,13 @@ and the samplers.
 
 *Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the
 number of layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 +
-captured so far)]`. What else layers need of a row (`carried.py`) travels between the two.
+captured so far)]`. What else layers need of a row (`Carrier`) travels between the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -26,9 +24,9 @@ from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
 from flowspec.model.ahead import Ahead
 from flowspec.model.arithmetic.arrays import I64, Array
-from flowspec.model.attention import BASE, SNAPSHOT, TreeBatch, TreeCache, TreeRows
-from flowspec.model.carried import Carrier, Carry
-from flowspec.model.engine import Engine, engine_of
+from flowspec.model.attention import BASE, SNAPSHOT, Angles, TreeBatch, TreeCache, TreeRows
+from flowspec.model.engine import Engine
+from flowspec.model.engines import engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.linear_attention import copy_state
@@ -47,22 +45,53 @@ Masked = tuple[TextBefore, Mask | None]
 """The text before a token, and which tokens a grammar allows there."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCaches:
-    """What is held of a request: by layers with a window in a cache of its own where that has fewer slots,
-    and by all others."""
+Caches = tuple[TreeCache, ...]
+"""Of a request: of all layers, or where layers with a window have fewer slots, of all others and of these."""
 
-    whole: TreeCache
-    windowed: TreeCache | None
 
-    @property
-    def bytes(self) -> int:
-        return self.whole.bytes + (0 if self.windowed is None else self.windowed.bytes)
+class Carrier:
+    """What comes to layers `[first, end)` with hidden states and goes on with them: embeddings, of which
+    layers make inputs of their own, and keys and values that an earlier layer made (Gemma 4;
+    `ModelSpec.carried_at`). A slice writes keys and values that come to its caches, as if it had made them.
+    """
 
-    def growth_bytes(self, slots: int, window_slots: int = 0) -> int:
-        """What room for so many slots would add."""
-        windowed = 0 if self.windowed is None else self.windowed.growth_bytes(window_slots)
-        return self.whole.growth_bytes(slots) + windowed
+    def __init__(self, spec: ModelSpec, first: int, end: int, engine: Engine) -> None:
+        self._spec, self._engine = spec, engine
+        self._before, self._after = spec.carried_at(first), spec.carried_at(end)
+        self._held = holders(spec.sources, first, end)
+        self.width = spec.carried_width(first)
+        """How many numbers come with a row to a slice that is not the first."""
+        self.going_from = dict[int, int]()
+        """Of each layer whose keys and values go on, where in `TreeBatch.going` they begin."""
+        self._going_width = self._after.embedding
+        for source in self._after.sources:
+            self.going_from[source] = self._going_width
+            self._going_width += spec.layers[source].kv.numbers
+
+    def begin(self, batch: TreeBatch, hidden: Array, came: Array | None) -> None:
+        """With what `came` to a slice, `[rows, width]`; None: it is the first, whose `hidden` are
+        embeddings."""
+        engine, rows = self._engine, len(hidden)
+        if self._spec.layer_inputs:
+            batch.embedding = engine.copied(hidden) if came is None else came[:, : self._before.embedding]
+        if self._going_width:
+            batch.going = engine.zeros((rows, self._going_width), engine.dtype)
+            if self._after.embedding:
+                batch.going[:, : self._after.embedding] = batch.embedding
+        if came is None:
+            return
+        at = self._before.embedding
+        for source in self._before.sources:
+            heads = self._spec.layers[source].kv
+            part = came[:, at : at + heads.numbers]
+            at += heads.numbers
+            if batch.going is not None and source in self.going_from:
+                first = self.going_from[source]
+                batch.going[:, first : first + heads.numbers] = part
+            if source in self._held:
+                half, shape = heads.numbers // 2, (rows, heads.count, heads.width)
+                keys, values = part[:, :half].reshape(shape), part[:, half:].reshape(shape)
+                batch.write(engine, source, keys, values)
 
 
 class Slice:
@@ -94,18 +123,17 @@ class Slice:
         states = spec.states[first:end]
         self._with_states = [place for place, size in enumerate(states) if size]
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
-        self._caches: dict[int, RequestCaches] = {}
+        self._caches: dict[int, Caches] = {}
         self._samplers: dict[int, Sampler] = {}
-        self.layers = [self._layer(number) for number in range(first, end)]
-        self._rotaries = [spec.layers[number].rotary for number in range(first, end)]
+        self.layers = []
+        for number in range(first, end):
+            own, going = spec.layers[number], self._carrier.going_from.get(number)
+            where = number - first, own.source - first, going
+            self.layers.append(engine.layer(parts.layer(number), own, *where))
+        self._rotaries = [layer.rotary for layer in spec.layers[first:end]]
         if span.is_last:
             self._norm = engine.rows(spec.hidden, norm=parts.norm)
             self._lm_head = engine.rows(spec.hidden, norm=parts.norm, linear=parts.lm_head)
-
-    def _layer(self, number: int) -> Any:
-        spec, first = self.spec.layers[number], self.span.first
-        where = number - first, spec.source - first, self._carrier.going_from.get(number)
-        return self.engine.layer(self.parts.layer(number), spec, *where)
 
     @staticmethod
     def load(
@@ -172,15 +200,13 @@ class Slice:
     @property
     def cache_bytes(self) -> int:
         """What all caches take now."""
-        return sum(cache.bytes for cache in tuple(self._caches.values()))
+        return sum(cache.bytes for caches in tuple(self._caches.values()) for cache in caches)
 
     @property
     def opened_bytes(self) -> int:
         """What all caches may take."""
         return sum(
-            self.request_bytes(
-                caches.whole.slots_max, 0 if caches.windowed is None else caches.windowed.slots_max
-            )
+            self.request_bytes(*(cache.slots_max for cache in caches))
             for caches in tuple(self._caches.values())
         )
 
@@ -190,18 +216,15 @@ class Slice:
         """Layers with a window get `window_slots` (0: `slots`, as all others). What is `copied` is there at
         once: raises `ClusterError` where that is more than there is memory for."""
         windowed = self._windowed if window_slots else []
-        whole = [place for place in self._held if place not in windowed]
-        self._caches[request] = RequestCaches(
-            self._new_cache(whole, slots), self._new_cache(windowed, window_slots) if windowed else None
-        )
+        caches = [self._new_cache([place for place in self._held if place not in windowed], slots)]
+        if windowed:
+            caches.append(self._new_cache(windowed, window_slots))
+        self._caches[request] = tuple(caches)
         if copied is not None:
-            self._copy(self._caches[copied.source], self._caches[request], copied)
-
-    def _copy(self, source: RequestCaches, into: RequestCaches, copied: Copied) -> None:
-        self._reserve(into, len(copied.slots), len(copied.window_slots))
-        into.whole.copy(source.whole, copied.slots)
-        if into.windowed is not None and source.windowed is not None:
-            into.windowed.copy(source.windowed, copied.window_slots)
+            slots_there = copied.slots, copied.window_slots
+            self._reserve(self._caches[request], *map(len, slots_there))
+            for cache, source, there in zip(caches, self._caches[copied.source], slots_there, strict=False):
+                cache.copy(source, there)
 
     def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
         attending = [place for place in layers if place not in self._with_inputs]
@@ -221,17 +244,17 @@ class Slice:
     def clear_slots(self, command: ClearSlots) -> None:
         if (caches := self._caches.get(command.request)) is None:
             return
-        caches.whole.clear(command.slots)
-        if caches.windowed is None:
-            return
-        for place in self._with_states:
-            if command.snapshot == "take":
-                copy_state(place, caches.windowed, BASE, SNAPSHOT)
-            elif command.snapshot == "restore":
-                copy_state(place, caches.windowed, SNAPSHOT, BASE)
-            if command.passed:
-                self.engine.pass_by(self.layers[place], caches.windowed, command.passed)
-        caches.windowed.clear(command.window_slots)
+        whole, *others = caches
+        whole.clear(command.slots)
+        for windowed in others:
+            for place in self._with_states:
+                if command.snapshot == "take":
+                    copy_state(place, windowed, BASE, SNAPSHOT)
+                elif command.snapshot == "restore":
+                    copy_state(place, windowed, SNAPSHOT, BASE)
+                if command.passed:
+                    self.engine.pass_by(self.layers[place], windowed, command.passed)
+            windowed.clear(command.window_slots)
 
     def close_cache(self, request: int) -> None:
         self._caches.pop(request, None)
@@ -286,34 +309,42 @@ class Slice:
         by layer; in between what else the next slice needs of them.
         """
         rows, engine = tuple(range(sum(len(part.slots) for part in job.parts))), self.engine
-        batch, positions = self._batch(job.parts)
+        batch = self._batch(job.parts)
         captured: list[Array] = []  # each [rows, hidden * captures]
-        tokens = np.concatenate([part.tokens for part in job.parts])
         came: Array | None = None
         if self.span.is_first:
-            hidden = embedded(engine, self.spec, self.parts.embedding, tokens)
+            assert batch.tokens is not None
+            hidden = embedded(engine, self.spec, self.parts.embedding, batch.tokens)
         else:
             assert payload is not None, "only the first slice does without a payload"
             states, size = engine.array(payload), self.spec.hidden
             hidden, came = states[:, :size], states[:, size : size + self.carried_width]
             if states.shape[1] > size + self.carried_width:
                 captured.append(states[:, size + self.carried_width :])
-        carry = self._carrier.begin(tokens, hidden, came, batch)
-        moving = _Rows(self, hidden if came is None else engine.copied(hidden), positions, batch, carry)
+        self._carrier.begin(batch, hidden, came)
+        moving = engine.begin(hidden if came is None else engine.copied(hidden), batch)
+        angles = self._angles(batch)
         for place, layer in enumerate(self.layers):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
                 kept = [index for index, row in enumerate(rows) if row not in dead]
                 rows = tuple(rows[index] for index in kept)
                 captured = [states[kept] for states in captured]
-                moving = moving.select(kept)
+                batch = batch.select(kept)
+                moving = engine.begin(moving.hidden[kept], batch)
                 if not rows:
                     break
+                angles = self._angles(batch)
             if self.span.first + place in self.captures:
-                captured.append(engine.copied(moving.run.hidden))
-            moving.run.run(layer, moving.angles[self._rotaries[place]])
-        going = moving.carry.going
-        return rows, engine.joined([moving.run.hidden, *([] if going is None else [going]), *captured])
+                captured.append(engine.copied(moving.hidden))
+            moving.run(layer, angles[self._rotaries[place]])
+        going = [] if batch.going is None else [batch.going]
+        return rows, engine.joined([moving.hidden, *going, *captured])
+
+    def _angles(self, batch: TreeBatch) -> list[Angles]:
+        """By each of the model's position embeddings."""
+        positions = batch.positions
+        return [self.engine.angles(positions, rotary) for rotary in self.spec.rotaries]
 
     def logits(self, hidden: Array) -> F32:
         """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` of the last slice, final norm
@@ -328,26 +359,25 @@ class Slice:
             raise ClusterError(f"the model computed {worst} in {self.dtype}; {_CURES[self.dtype]}")
         return logits
 
-    def _batch(self, parts: tuple[JobPart, ...]) -> tuple[TreeBatch, I64]:
+    def _batch(self, parts: tuple[JobPart, ...]) -> TreeBatch:
         requests, first = [], 0
         for part in parts:
-            caches = self._caches[part.request]
+            whole, *others = caches = self._caches[part.request]
             window_slots = 0 if part.window is None else len(part.window.held)
             self._reserve(caches, len(part.key_positions), window_slots)
             seen = part.slots, part.positions, part.key_positions, part.visible
-            rows = TreeRows(caches.whole, first, *seen, committed=part.committed)
-            if caches.windowed is not None:
+            rows = TreeRows(whole, first, *seen, committed=part.committed)
+            for windowed in others:
                 assert part.window is not None, "layers with a window have slots of their own"
-                rows.windowed = _through_window(rows, part.window, caches.windowed)
+                rows.windowed = _through_window(rows, part.window, windowed)
             requests.append(rows)
             first += len(part.slots)
-        positions = np.concatenate([rows.positions for rows in requests])  # [rows]
-        return TreeBatch(requests, self.span.first), positions
+        return TreeBatch(requests, self.span.first, np.concatenate([part.tokens for part in parts]))
 
-    def _reserve(self, caches: RequestCaches, slots: int, window_slots: int) -> None:
-        """Room in the caches of a request; raises `ClusterError` before all of them together take more than
-        was free when the slice was loaded."""
-        growth = caches.growth_bytes(slots, window_slots)
+    def _reserve(self, caches: Caches, *slots: int) -> None:
+        """Room for so many slots in each of a request's caches; raises `ClusterError` before all of them
+        together take more than was free when the slice was loaded."""
+        growth = sum(cache.growth_bytes(count) for cache, count in zip(caches, slots, strict=False))
         if growth and self.cache_bytes_max is not None:
             needed = growth + self.cache_bytes
             if needed > self.cache_bytes_max:
@@ -356,9 +386,8 @@ class Slice:
                     f"{self.cache_bytes_max >> 20} MiB are free "
                     "for them here; ask for fewer at once, or use a smaller --context"
                 )
-        caches.whole.reserve(slots)
-        if caches.windowed is not None:
-            caches.windowed.reserve(window_slots)
+        for cache, count in zip(caches, slots, strict=False):
+            cache.reserve(count)
 
     def _masks_of(self, job: RunLayers) -> Ahead[int, Masked]:
         """What grammars allow behind the job's rows that are asked for and bound by one; by row of the
@@ -434,33 +463,5 @@ def finished(engine: Engine, spec: ModelSpec, found: Array) -> F32:
 def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> TreeRows:
     """The rows of a request in the cache of layers with a window; what that gave back nobody sees."""
     is_held, of = window.held >= 0, window.held.clip(0)  # [window high]
-    return TreeRows(
-        cache,
-        rows.first,
-        window.slots,
-        rows.positions,
-        np.where(is_held, rows.key_positions[of], -1),
-        rows.visible[:, of] & is_held,
-        committed=rows.committed,
-    )
-
-
-class _Rows:
-    """A job's rows on their way through the layers: `hidden` `[rows, width]`, `positions` `[rows]`."""
-
-    def __init__(self, part: Slice, hidden: Array, positions: I64, batch: TreeBatch, carry: Carry) -> None:
-        self._part, self._positions, self._batch = part, positions, batch
-        self.carry = carry
-        self.angles = [part.engine.angles(positions, rotary) for rotary in part.spec.rotaries]
-        self.run = part.engine.begin(hidden, batch, carry)
-
-    def select(self, kept: list[int]) -> _Rows:
-        """Only these rows, in order."""
-        requests, first, batch = [], 0, self._batch
-        for rows in batch.requests:
-            own = [index - rows.first for index in kept if rows.first <= index < rows.first + len(rows.slots)]
-            if own:
-                requests.append(rows.select(np.array(own), first))
-                first += len(own)
-        left = TreeBatch(requests, batch.first_layer)
-        return _Rows(self._part, self.run.hidden[kept], self._positions[kept], left, self.carry.select(kept))
+    seen = np.where(is_held, rows.key_positions[of], -1), rows.visible[:, of] & is_held
+    return TreeRows(cache, rows.first, window.slots, rows.positions, *seen, committed=rows.committed)

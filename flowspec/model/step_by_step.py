@@ -93,9 +93,24 @@ class StepByStep:
         self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
     ) -> tuple[Tokens, int]:
         key = (prompt, sampling, new_tokens_max, stop_ids)
-        if key not in self._answers:
-            drawn = list(self._drawn(prompt, sampling, new_tokens_max, stop_ids))
-            self._answers[key] = (tuple(token for token, _ in drawn), sum(not best for _, best in drawn))
+        if key in self._answers:
+            return self._answers[key]
+        sampler = Sampler(sampling, self.vocabulary_size, self.grammars)
+        answer, unlikely, end = list[int](), 0, len(prompt) + new_tokens_max
+        self.part.open_cache(REQUEST, end)
+        try:
+            for position, token in enumerate(prompt):
+                rows = self._pass([token], position)
+            for position in range(len(prompt), end):
+                token = sampler.draw(rows[0], position, _text(prompt, answer))
+                answer.append(token)
+                unlikely += bool(rows[0][token] != rows[0].max())
+                if token in stop_ids or position == end - 1:
+                    break
+                rows = self._pass([token], position)
+        finally:
+            self.part.close_cache(REQUEST)
+        self._answers[key] = tuple(answer), unlikely
         return self._answers[key]
 
     def margin(self, prompt: Tokens, sampling: Sampling, answer: Sequence[int]) -> float:
@@ -117,27 +132,6 @@ class StepByStep:
             for rows in portions or [1] * len(tokens):
                 yield self._pass(tokens[first : first + rows], first)
                 first += rows
-        finally:
-            self.part.close_cache(REQUEST)
-
-    def _drawn(
-        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
-    ) -> Iterator[tuple[int, bool]]:
-        """Each new token, and whether no other is likelier there."""
-        sampler = Sampler(sampling, self.vocabulary_size, self.grammars)
-        end = len(prompt) + new_tokens_max
-        answer: list[int] = []
-        self.part.open_cache(REQUEST, end)
-        try:
-            for position, token in enumerate(prompt):
-                rows = self._pass([token], position)
-            for position in range(len(prompt), end):
-                token = sampler.draw(rows[0], position, _text(prompt, answer))
-                answer.append(token)
-                yield token, bool(rows[0][token] == rows[0].max())
-                if token in stop_ids or position == end - 1:
-                    return
-                rows = self._pass([token], position)
         finally:
             self.part.close_cache(REQUEST)
 

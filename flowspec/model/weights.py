@@ -32,8 +32,6 @@ from flowspec.model.parts import (
     Parameter,
     Parts,
     Role,
-    Stack,
-    Table,
 )
 from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.tensors import Tensors
@@ -170,23 +168,15 @@ class SliceParts:
 
 
 def arrays_of(part: Any) -> Iterator[Any]:
-    """Those that a part holds."""
-    if isinstance(part, Mapping | tuple):
+    """Those that a part, a matrix, or several of them, hold."""
+    if isinstance(part, NormPart) and not part.has_weights:
+        return
+    if hasattr(part, "nbytes"):
+        yield part
+    elif isinstance(part, Mapping | tuple):
         for each in part.values() if isinstance(part, Mapping) else part:
             yield from arrays_of(each)
-    elif isinstance(part, Linear):
-        yield from arrays_of((part.matrices, part.bias, part.order))
-    elif isinstance(part, Stack):
-        yield from arrays_of((part.linears, part.bias))
-    elif isinstance(part, Table):
-        yield from part.matrix.arrays
-    elif isinstance(part, NormPart):
-        yield from [part.weights] if part.has_weights else []
-    elif hasattr(part, "arrays"):
-        yield from part.arrays
-    elif hasattr(part, "nbytes"):
-        yield part
-    elif part is not None and not isinstance(part, float):
+    elif hasattr(part, "__slots__"):
         yield from arrays_of(tuple(getattr(part, name) for name in part.__slots__))
 
 

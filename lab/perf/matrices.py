@@ -18,7 +18,8 @@ from flowspec.core.protocol.precision import FILED
 from flowspec.model.accelerator import use_threads
 from flowspec.model.arithmetic.arrays import Array, in_room
 from flowspec.model.arithmetic.packed import FORMS
-from flowspec.model.engine import Engine, engine_of
+from flowspec.model.engine import Engine
+from flowspec.model.engines import engine_of
 from flowspec.model.parts import Linear, Matrix, RowsFunction
 from flowspec.model.rounding import ROUNDINGS
 

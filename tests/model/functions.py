@@ -109,7 +109,7 @@ def attention(
     few.carry(to)
     of_steps = (None, None) if steps is None else tuple(map(address, steps))
     cache = Cache(address(keys), address(values), *of_steps, slots=values.shape[1], kind=kind_of(keys.dtype))
-    order, ends = sight.order()
+    order, ends = sight.order
     part = Part(cache=ctypes.addressof(cache), rows=rows, high=sight.seen.shape[1], blocks=len(ends))
     part.seen, part.order, part.ends = map(address, (sight.seen, order, ends))
     found = np.empty((rows, heads * width), queries.dtype)

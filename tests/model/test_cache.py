@@ -172,10 +172,10 @@ def test_a_cache_takes_what_is_foretold(dtype: str, cache: str) -> None:
     part = Slice.load(files, Span(first=0, end=2, count=count), dtype, cache=cache)
     foretold = slice_memory(files, Span(first=0, end=2, count=count), dtype, 256, cache=cache, nodes_max=256)
     part.open_cache(1, 512)
-    part._caches[1].whole.reserve(512)
-    width = part._caches[1].whole.of(0)[0].shape[2]
+    part._caches[1][0].reserve(512)
+    width = part._caches[1][0].of(0)[0].shape[2]
     filled = -(-width // LANES) * LANES - width
-    beyond = 2 * part.spec.layers[0].kv.count * 512 * filled * part._caches[1].whole.of(0)[0].itemsize
+    beyond = 2 * part.spec.layers[0].kv.count * 512 * filled * part._caches[1][0].of(0)[0].itemsize
     assert part.cache_bytes - beyond == part.opened_bytes == foretold.cache_bytes
     assert part.cache == cached_as(cache, dtype)
 
@@ -223,12 +223,12 @@ def test_a_conversation_more_than_memory_holds_is_refused_before_it_is_taken() -
     part = Slice.load(files, Span(first=0, end=1, count=count), "float32")
     for request in (1, 2):
         part.open_cache(request, 2 * BLOCK_SLOTS)
-    part.cache_bytes_max = part._caches[1].growth_bytes(2 * BLOCK_SLOTS)
+    part.cache_bytes_max = part._caches[1][0].growth_bytes(2 * BLOCK_SLOTS)
     part._reserve(part._caches[1], BLOCK_SLOTS, 0)
     part._reserve(part._caches[2], BLOCK_SLOTS, 0)
     with pytest.raises(ClusterError, match=r"the caches of 2 conversations need .* ask for fewer at once"):
         part._reserve(part._caches[1], BLOCK_SLOTS + 1, 0)
-    assert part._caches[1].bytes == part._caches[2].bytes, "nothing was taken"
+    assert part._caches[1][0].bytes == part._caches[2][0].bytes, "nothing was taken"
     part.close_cache(2)
     part._reserve(part._caches[1], BLOCK_SLOTS + 1, 0)
 

@@ -18,7 +18,7 @@ from flowspec.folders import locked
 from flowspec.model import trials
 from flowspec.model.arithmetic import build, cases, compiled, trial
 from flowspec.model.cpu import Cpu
-from flowspec.model.engine import engine_of
+from flowspec.model.engines import engine_of
 from flowspec.model.trials import (
     DIGITS,
     GROUPS32,

@@ -227,7 +227,7 @@ def test_memory_is_foretold_to_the_byte(
     with pytest.raises(InputError, match=f"a window of {window.tokens} positions, .*got 7 from the head"):
         slice_memory(files, span, "bfloat16", context, window=SlidingWindow(tokens=7))
     part._reserve(part._caches[1], slots, window.slots)
-    whole_cache, windowed = part._caches[1].whole, part._caches[1].windowed
+    whole_cache, windowed = part._caches[1]
     assert windowed is not None
     beyond = (windowed.slots - window.slots) * part.windowed_slot_bytes  # up to a whole vector of slots
     for layer in set(part._held) - set(part._with_inputs):  # and of a value's numbers

@@ -163,7 +163,7 @@ def test_an_unseen_slot_may_hold_anything_and_a_gap_is_an_error(convolutions: Sl
     seen = np.pad(whole.visible, ((0, 0), (0, 1)))
     job = job_of(replace(whole, visible=seen, key_positions=np.array([0, 1, -1], dtype=np.int32)))
     _, expected = convolutions.forward(job, None)
-    cache = convolutions._caches[1].whole
+    cache = convolutions._caches[1][0]
     cache.inputs[:, 2:] = np.nan
     assert np.array_equal(convolutions.forward(job, None)[1], expected)
     convolutions.clear_slots(ClearSlots(request=1, slots=(2, 3)))

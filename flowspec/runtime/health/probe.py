@@ -24,11 +24,11 @@ from flowspec.core.protocol.precision import FILED, UNPACKED, is_packed
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.model.accelerator import Accelerator, accelerator_of
 from flowspec.model.arithmetic.packed import FORMS, PANEL
-from flowspec.model.engine import engine_of
+from flowspec.model.engines import engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.parts import LayerShape, Linear, Packed, Plain
 from flowspec.model.slice import Slice
-from flowspec.model.weights import EMBEDDING, SliceParts, Span
+from flowspec.model.weights import EMBEDDING, SliceParts, Span, arrays_of
 from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, DeviceProfile, KernelRates
 
 RUNS, ENOUGH_S = 5, 0.05
@@ -92,7 +92,7 @@ class _Cpu(Measured):
             matrix = engine.matrix(engine.cast(np.full(size, 0.5, np.float32)))
         run = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
         given = engine.cast(np.full((rows, inputs), 0.5, np.float32))
-        return partial(run, given), sum(each.nbytes for each in matrix.arrays)
+        return partial(run, given), sum(each.nbytes for each in arrays_of(matrix))
 
     def overheads(self) -> tuple[float, float]:
         few, many = TINY_LAYERS
