@@ -73,19 +73,19 @@ class Family:
     layers of attention add one, all where the config says so by `attention_bias`; `has_mlp_biases`: the
     config says by `mlp_bias` whether an MLP's do. `embedding_scale`: what embeddings are multiplied by.
     `rotary_by_layer_type`: each type of layers has position embeddings of its own. `rotary_is_partial`: the
-    layers take position embeddings narrower than a head. `stacked`: parameters of a
-    layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
+    layers take position embeddings narrower than a head. `stacked`: parameters of a layer that checkpoints
+    hold expert by expert, each with the tensors that are joined, output rows on output
     rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
     experts are one, as `joined_experts.py` says; `has_layer_inputs`: layers may take of a token what
     `layer_by_layer.py` says. `router`: how a mixture's rows choose experts. `norm_eps` and `last_norm`: what
     the config calls the constant of norms, and a checkpoint the norm behind the last layer. `other_layers`:
-    what the config's `layer_types` calls layers that do not attend: short convolutions or linear attention
-    (`linear_attention.py`). `ignored`: fields of the family's config that transformers' code
-    does not act on, with their only value; `repeated`: those that say once more what the field says that it
-    acts on; `built_in`: those that older versions of it do not know, with what is in their code. `mtp`: how
-    checkpoints name a layer that guesses further tokens. `part`: where a multimodal model's config keeps that
-    of the decoder, the part that is run here. `architectures`: classes that generate text, besides
-    `{prefix}ForCausalLM`. `layer_names`: what the family calls parts of a layer, by their names in most.
+    what the config's `layer_types` calls layers that do not attend. `ignored`: fields of the family's config
+    that transformers' code does not act on, with their only value; `repeated`: those that say once more what
+    the field says that it acts on; `built_in`: those that older versions of it do not know, with what is in
+    their code. `mtp`: how checkpoints name a layer that guesses further tokens. `part`: where a multimodal
+    model's config keeps that of the decoder, the part that is run here. `is_multimodal`: texts are generated
+    by `{prefix}ForConditionalGeneration`, too. `layer_names`: what the family calls parts of a layer, by
+    their names in most.
     """
 
     module: str

@@ -377,15 +377,17 @@ class _Layer:
 
 
 class _Pass:
-    """A `Pass`."""
+    """A `Pass`, and what its requests hold of the layer that runs (`plain.Holder`)."""
+
+    _layer: _Layer
 
     def __init__(self, hidden: Tensor, batch: TreeBatch) -> None:
-        self.hidden, self.batch = hidden, batch
-        self.slots: dict[int, Tensor] = {}
-        self.paths: dict[tuple[int, int | None], Tensor] = {}
+        self.hidden, self._batch = hidden, batch
+        self._slots: dict[int, Tensor] = {}
+        self._paths: dict[tuple[int, int | None], Tensor] = {}
 
     def run(self, layer: _Layer, angles: Angles) -> None:
-        token, batch = None, self.batch
+        token, batch, self._layer = None, self._batch, layer
         if batch.embedding is not None:
             token = plain.Token(batch.embedding)
             table = layer.given.get(f"{LAYER_INPUT}.table")
@@ -393,34 +395,26 @@ class _Pass:
                 ids = torch.from_numpy(batch.tokens).to(self.hidden.device)
                 looked_up = _looked_up(table.matrix, ids, self.hidden.dtype)
                 token = plain.Token(batch.embedding, looked_up, table.factor)
-        held = _Held(self, layer)
-        self.hidden = plain.layer(layer.spec, layer.parts, self.hidden, angles, held, token)
+        self.hidden = plain.layer(layer.spec, layer.parts, self.hidden, angles, self, token)
 
-    def slots_of(self, rows: TreeRows) -> Tensor:
+    def _slots_of(self, rows: TreeRows) -> Tensor:
         """There, once for all layers."""
-        if id(rows) not in self.slots:
-            self.slots[id(rows)] = torch.from_numpy(rows.slots).to(self.hidden.device)
-        return self.slots[id(rows)]
+        if id(rows) not in self._slots:
+            self._slots[id(rows)] = torch.from_numpy(rows.slots).to(self.hidden.device)
+        return self._slots[id(rows)]
 
-    def paths_of(self, rows: TreeRows, window: int | None) -> Tensor:
-        if (id(rows), window) not in self.paths:
+    def _paths_of(self, rows: TreeRows, window: int | None) -> Tensor:
+        if (id(rows), window) not in self._paths:
             paths = rows.sight(window).paths()
-            self.paths[id(rows), window] = torch.from_numpy(paths).to(self.hidden.device)
-        return self.paths[id(rows), window]
-
-
-class _Held:
-    """What a job's requests hold of a layer (`plain.Holder`)."""
-
-    def __init__(self, run: _Pass, layer: _Layer) -> None:
-        self._run, self._layer, self._batch = run, layer, run.batch
+            self._paths[id(rows), window] = torch.from_numpy(paths).to(self.hidden.device)
+        return self._paths[id(rows), window]
 
     def attend(
         self, queries: Tensor, keys: Tensor | None, values: Tensor | None, sinks: Tensor | None
     ) -> Tensor:
-        spec, source, first = self._layer.spec, self._layer.source, self._layer.going
+        spec, source = self._layer.spec, self._layer.source
+        first, going = self._layer.going, self._batch.going
         assert spec.dense is not None
-        going = self._batch.going
         if keys is not None and values is not None and going is not None and first is not None:
             both = torch.cat([keys.flatten(1), values.flatten(1)], dim=1)
             going[:, first : first + both.shape[1]] = both
@@ -429,18 +423,16 @@ class _Held:
             held = rows.cache.of(source)
             if keys is not None and values is not None:
                 new = keys[span].transpose(0, 1), values[span].transpose(0, 1)
-                store(self._run.slots_of(rows), *new, held)
-            paths = self._run.paths_of(rows, spec.window or None)
-            outputs.append(
-                attention(queries[span], held, paths, spec.dense.scale, spec.dense.cap or None, sinks)
-            )
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+                store(self._slots_of(rows), *new, held)
+            given = queries[span], held, self._paths_of(rows, spec.window or None)
+            outputs.append(attention(*given, spec.dense.scale, spec.dense.cap or None, sinks))
+        return torch.cat(outputs)
 
     def convolve(self, inputs: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
         outputs = []
         for rows, span in self._batch.of(self._layer.place):
             held = rows.cache.inputs[rows.cache.places[self._layer.place]]  # [slots, width]
-            held[self._run.slots_of(rows)] = inputs[span]
+            held[self._slots_of(rows)] = inputs[span]
             lines = torch.from_numpy(rows.line(taps.shape[1])).to(held.device)
             outputs.append(plain.convolution(plain.seen_inputs(held, lines), taps, bias))
         return torch.cat(outputs)
@@ -450,7 +442,7 @@ class _Held:
         for rows, span in self._batch.of(layer):
             place = rows.cache.places[layer]
             held, states = rows.cache.inputs[place], rows.cache.states[place]
-            held[self._run.slots_of(rows)] = inputs[span]
+            held[self._slots_of(rows)] = inputs[span]
             walk = walk_of(rows, layer, mixer.length)
             places = states.new_empty((walk.places, *states.shape[1:]))
             places[0] = states[NEAR]
