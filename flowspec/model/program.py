@@ -15,15 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flowspec.core.protocol.model_spec import (
-    NORMS,
-    Convolution,
-    DeltaRule,
-    LayerSpec,
-    Mixture,
-    Norm,
-    Router,
-)
+from flowspec.core.protocol.model_spec import NORMS, Convolution, DeltaRule, LayerSpec, Mixture, Norm, Router
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.arithmetic.compiled import (
@@ -130,12 +122,7 @@ class Arithmetic:
 
 
 def program_of(
-    parts: Parts,
-    spec: LayerSpec,
-    how: Arithmetic,
-    place: int = 0,
-    source: int = 0,
-    going: int | None = None,
+    parts: Parts, spec: LayerSpec, how: Arithmetic, place: int = 0, source: int = 0, going: int | None = None
 ) -> LayerProgram:
     """That of one layer, which attends to keys and values of a `source`, as its `place` counted from the
     slice's first layer; its own go on from number `going`, if they do."""

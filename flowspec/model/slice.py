@@ -267,10 +267,7 @@ class Slice:
     # ---------------------------------------------------------------------------------------------- run
 
     def run(
-        self,
-        job: RunLayers,
-        payload: Array | None,
-        dead_rows: Callable[[], frozenset[int]] = frozenset,
+        self, job: RunLayers, payload: Array | None, dead_rows: Callable[[], frozenset[int]] = frozenset
     ) -> tuple[tuple[int, ...], Array, tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far) + carried_width]` (None on
         the first slice).
@@ -297,10 +294,7 @@ class Slice:
             return rows, self.engine.numpy(features), *self._sample(job, rows, hidden, masks)
 
     def forward(
-        self,
-        job: RunLayers,
-        payload: Array | None,
-        dead_rows: Callable[[], frozenset[int]] = frozenset,
+        self, job: RunLayers, payload: Array | None, dead_rows: Callable[[], frozenset[int]] = frozenset
     ) -> tuple[tuple[int, ...], Array]:
         """`run` without what the last slice does on top: the surviving rows, and what the layers made of
         them, as the engine has it.

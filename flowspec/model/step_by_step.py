@@ -58,11 +58,7 @@ class StepByStep:
 
     @staticmethod
     def load(
-        files: ModelFiles,
-        dtype: str,
-        device: str = "cpu",
-        arithmetic: str = "",
-        cache: str = CACHE_AUTO,
+        files: ModelFiles, dtype: str, device: str = "cpu", arithmetic: str = "", cache: str = CACHE_AUTO
     ) -> StepByStep:
         """Raises `InputError` when the model cannot be used or is incomplete."""
         count = len(files.spec.layers)
