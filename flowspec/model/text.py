@@ -240,7 +240,7 @@ class Tokenizer:
             with bounded_time():
                 text = str(
                     self._tokenizer.apply_chat_template(
-                        self._as_taken(messages, tools),
+                        self._with_thoughts(messages, tools),
                         tools=hidden.hide(documents) or None,
                         tokenize=False,
                         add_generation_prompt=not continues,
@@ -343,53 +343,9 @@ class Tokenizer:
         return frozenset(map(str, filter(lambda token: token.special, added)))
 
     def takes_calls(self, tools: Sequence[Tool] = ()) -> bool:
-        """Whether the template has a place for calls in messages, or they can be written for it."""
-        return self._has_calls(tools) or self._writes_calls(tools) is not None
-
-    def _has_calls(self, tools: Sequence[Tool]) -> bool:
+        """Whether the template has a place for calls in messages."""
         names = self.template_names(tools)
         return "tool_calls" in names.fields | names.variables
-
-    def _writes_calls(self, tools: Sequence[Tool]) -> Callable[[Sequence[tuple[str, Any]]], str] | None:
-        found = self.call_format(tools)
-        return None if found is None else found.write
-
-    def _with_calls(self, messages: Messages, tools: Sequence[Tool]) -> Messages:
-        """Messages whose calls are a part of the text, for a template that has no place for them."""
-        if not any("tool_calls" in message for message in messages) or self._has_calls(tools):
-            return messages
-        if (write := self._writes_calls(tools)) is None:
-            return messages
-        found = []
-        for message in messages:
-            calls = [
-                (call["function"]["name"], call["function"]["arguments"])
-                for call in message.get("tool_calls", ())
-            ]
-            rest = {name: value for name, value in message.items() if name != "tool_calls"}
-            found.append({**rest, "content": write(calls) + rest["content"]} if calls else rest)
-        return found
-
-    def _as_taken(self, messages: Messages, tools: Sequence[Tool]) -> Messages:
-        """Messages in the words of the template."""
-        return self._with_results(self._with_thoughts(self._with_calls(messages, tools), tools), tools)
-
-    def _with_results(self, messages: Messages, tools: Sequence[Tool]) -> Messages:
-        """Messages whose tools' answers are a part of the message with the calls, for a template that has
-        them there (Gemma 4's first ones)."""
-        if not any(message["role"] == "tool" for message in messages):
-            return messages
-        template = self.template(tools)
-        if "tool_responses" not in self.template_names(tools).fields or _ROLE_TOOL.search(template):
-            return messages
-        found: Messages = []
-        for message in messages:
-            if message["role"] != "tool" or not found:
-                found.append(message)
-                continue
-            said = {"name": message["name"], "response": message["content"]}
-            found[-1] = {**found[-1], "tool_responses": [*found[-1].get("tool_responses", ()), said]}
-        return found
 
     def _with_thoughts(self, messages: Messages, tools: Sequence[Tool]) -> Messages:
         """Messages whose thoughts go by the name that the template has for them.
@@ -414,7 +370,10 @@ class Tokenizer:
         that the model never saw."""
         template = self.template(tools)
         for role in {message["role"] for message in messages} - ROLES:
-            if f"'{role}'" not in template and f'"{role}"' not in template:
+            is_named = f"'{role}'" in template or f'"{role}"' in template
+            if role == "tool" and "tool_responses" in self.template_names(tools).fields:
+                is_named = _ROLE_TOOL.search(template) is not None  # else it has results beside the calls
+            if not is_named:
                 raise InputError(
                     f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
                     "template does not have"

@@ -19,13 +19,12 @@ from tokenizers import Tokenizer as Built
 
 from flowspec.model.files import ModelFiles
 from flowspec.model.harmony import MARKS as CHANNEL_MARKS
-from flowspec.model.reply.block_calls import typed
 from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm, form_of, format_of, thoughts_of
-from flowspec.model.reply.literals import DEPTH_MAX, Literals
 from flowspec.model.reply.parts import Part, Tool, calls_in
+from flowspec.model.reply.xml_calls import typed
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from tests.nightly import nightly
-from tests.serve.scripted_model import GPT_OSS, LFM2, MISTRAL, QWEN3, tokenizer_of
+from tests.serve.scripted_model import GPT_OSS, MISTRAL, QWEN3, tokenizer_of
 
 FORMAT = {each.name: each for each in FORMATS}
 GEMMA, BRACKETS, TAGS = THOUGHTS
@@ -193,26 +192,17 @@ def test_channels_hold_thoughts_calls_and_text() -> None:
 
 def test_halves_of_a_character_become_one_or_are_replaced() -> None:
     for text, said in (("\\ud83d\\ude00", "\U0001f600"), ("\\ud83d", "\ufffd")):
-        for name, reply in (
-            ("python list", f'<|tool_call_start|>[say(text="{text}")]<|tool_call_end|>'),
-            ("Hermes", f'<tool_call>{{"arguments": {{"text": "{text}"}}, "name": "say"}}</tool_call>'),
-        ):
-            _, _, calls = read(form(name), [reply])
-            assert [(called, json.loads(arguments)) for called, arguments in calls] == [
-                ("say", {"text": said})
-            ], name
-            calls[0][1].encode()
+        reply = f'<tool_call>{{"arguments": {{"text": "{text}"}}, "name": "say"}}</tool_call>'
+        _, _, calls = read(form("Hermes"), [reply])
+        assert [(called, json.loads(arguments)) for called, arguments in calls] == [("say", {"text": said})]
+        calls[0][1].encode()
 
 
 SIGNS = {
     '<tool_call>\n{"name": <function-name>': "Hermes",
     "<tool_call>\n<function=example_function_name>": "XML",
-    "<tool_call>{function-name}\n<arg_key>": "keys and values",
     "respond with <|tool_call|> followed by a JSON list": "JSON list",
     "[TOOL_CALLS] [": "Mistral",
-    "List of tools: <|tool_list_start|>[": "python list",
-    "<|tool_call>call:": "gemma",
-    "<function_calls>": "python lines",
     '{"name": function name, "parameters": dictionary of argument name and its value}': "bare JSON",
 }
 
@@ -220,7 +210,14 @@ SIGNS = {
 def test_a_format_is_recognised_and_a_prompt_may_open_thoughts() -> None:
     assert {template: found.name for template in SIGNS if (found := format_of(template, ()))} == SIGNS
     assert format_of("", MARKS) is CHANNELS
-    assert format_of("", ["<|tool_call_start|>"]) is FORMAT["python list"]
+    assert format_of("", ["<|python_tag|>"]) is FORMAT["bare JSON"]
+    for unread in (
+        "<tool_call>{name}\n<arg_key>",
+        "<|tool_call_start|>[",
+        "<|tool_call>call:",
+        "<function_calls>",
+    ):
+        assert format_of(unread, ()) is None
     assert format_of("{{ messages }}", ["<|end|>"]) is None
     assert form_of("{{ messages }}", ["<|end|>"], "hello", {}) is None
     assert thoughts_of("{{ messages }}") is None
@@ -238,42 +235,10 @@ def test_texts_get_the_type_of_their_schema(text: str, schema: Any, expected: An
     assert typed(text, schema) == expected
 
 
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
-
-
-@settings(max_examples=nightly(30, 500))
-@given(VALUES)
-def test_literals_are_those_of_python(value: Any) -> None:
-    found = Literals(repr(value))
-    assert found.value() == value
-    assert found.is_over
-
-
-def test_literals_lie_at_most_so_deep() -> None:
-    deepest = "[" * DEPTH_MAX + "1" + "]" * DEPTH_MAX
-    assert str(Literals(deepest).value()) == deepest
-    with pytest.raises(ValueError, match="at most 64 brackets in brackets"):
-        Literals(f"[{deepest}]").value()
-
-
-@settings(max_examples=nightly(25, 500))
-@given(st.dictionaries(st.from_regex("[a-z]+", fullmatch=True), VALUES, max_size=3), st.text())
-def test_calls_that_are_written_are_read_again(arguments: dict[str, Any], text: str) -> None:
-    write = FORMAT["python list"].write
-    assert write is not None
-    reply = write([("f", arguments), ("g", {"text": text})])
-    found = read(form("python list"), [reply])[2]
-    assert [(name, json.loads(each)) for name, each in found] == [("f", arguments), ("g", {"text": text})]
-
-
 WORDS = [
     *{mark for each in FORMATS for mark in (*each.marks, *each.others)},
     *("<think>", "</think>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "é", "<", "x"),
-    *("<arg_key>a</arg_key>", "<arg_value>1</arg_value>", "call:f{a:1}", "[f(a=1)]", "[ARGS]", '<|"|>'),
+    *("[f(a=1)]", "[ARGS]"),
     *('{"name": "get_current_weather", "arguments": ', '{"name": "f", "parameters": {', " ", "\n", "\\"),
     *('"', ",", "{", "}", "[", "]"),
 ]
@@ -332,14 +297,12 @@ OFFERED = (Tool(name="get_weather"),)
 REPLIES = {
     QWEN3: '<think>\nH\u20acm\n</think>\n\nI look.\n<tool_call>\n{"name": "get_weather", "arguments": '
     '{"city": "\U0001f600"}}\n</tool_call>\n\n\u20ac.',
-    LFM2: '\u20ac<|tool_call_start|>[get_weather(city="\U0001f600")]<|tool_call_end|>Done.',
     MISTRAL: 'Hm.[TOOL_CALLS]get_weather[ARGS]{"city": "\U0001f600"}',
     GPT_OSS: "<|channel|>analysis<|message|>H\u20acm<|end|><|start|>assistant<|channel|>commentary "
     'to=functions.get_weather <|constrain|>json<|message|>{"city": "\U0001f600"}<|end|>',
 }
 EXPECTED = {
     QWEN3: ("I look.\n\u20ac.", "H\u20acm"),
-    LFM2: ("\u20acDone.", ""),
     MISTRAL: ("Hm.", ""),
     GPT_OSS: ("", "H\u20acm"),
 }
@@ -351,7 +314,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     return {template: tokenizer_of(folder / str(place), template) for place, template in enumerate(REPLIES)}
 
 
-@pytest.mark.parametrize("template", REPLIES, ids=("Qwen3", "LFM2", "Mistral", "GPT-OSS"))
+@pytest.mark.parametrize("template", REPLIES, ids=("Qwen3", "Mistral", "GPT-OSS"))
 def test_any_number_of_tokens_at_a_time_gives_the_same(
     template: str, tokenizers: dict[str, Tokenizer]
 ) -> None:

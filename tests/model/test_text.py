@@ -563,6 +563,8 @@ def mark_counts(
     tokenizer: Tokenizer, text: str, *, has_tools: bool
 ) -> tuple[Counter[int], Rendered, list[int]]:
     messages, tools = dialogue(text, has_tools=has_tools)
+    if "tool_responses" in tokenizer.template():
+        messages = messages[:-1]  # whose results are refused
     rendered = tokenizer.render_chat(messages, tools)
     ids = tokenizer.encode_rendered(rendered)
     marks = set(tokenizer.added_tokens.values())
@@ -591,6 +593,8 @@ def test_marks_come_from_the_template_alone(family: tuple[Tokenizer, list[str]],
 def test_a_dialogue_without_marks_is_tokenised_as_ever(family: tuple[Tokenizer, list[str]]) -> None:
     tokenizer, _ = family
     messages, tools = dialogue("word \U0010fffd \U00100000", has_tools=True)
+    if "tool_responses" in tokenizer.template():
+        messages = messages[:-1]
     rendered = tokenizer.render_chat(messages, tools)
     assert not rendered.plain
     whole = tokenizer._tokenizer(rendered.text, add_special_tokens=False)["input_ids"]

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, json_rule, schema_text
-from flowspec.model.reply.block_calls import types_of
-from flowspec.model.reply.literals import GEMMA_QUOTE, is_word
 from flowspec.model.reply.parts import Tool
+from flowspec.model.reply.xml_calls import types_of
 from flowspec.model.schema_size import DESCRIBING, NAMED_SCHEMAS, check_size, size_of
 
 _SIGN = re.compile(r"[^\w<>]")
@@ -25,8 +24,7 @@ _INNER_SCHEMAS = frozenset(
 )
 _OF_OBJECTS = DESCRIBING | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _OF_TEXTS = DESCRIBING | {"type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"}
-_DEPTH_MAX = 8
-"""So far lists and objects within others are written in a format of their own."""
+_CLOSE = "\n</parameter>"
 _ANY_OTHER = ("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if")
 """What says which properties there may be beside those of `properties`."""
 
@@ -221,130 +219,33 @@ def json_arguments(rules: Rules, tool: Tool) -> str:
     return rules.json(parameters_of(tool))
 
 
-def python_arguments(rules: Rules, tool: Tool) -> str:
-    """`city="Tokyo", days=3`: values as JSON writes them, which is read there, too, or by Python's names."""
-
-    root = parameters_of(tool)
-
-    def value(schema: Any) -> str:
-        kinds, ways = types_of(schema), [_json(rules, root, schema)]
-        if isinstance(schema, Mapping) and not {"enum", "const"} & set(schema):
-            ways += ['"True"', '"False"'] if "boolean" in kinds else []
-            ways += ['"None"'] if "null" in kinds else []
-        return rules.one_of(ways) if len(ways) > 1 else ways[0]
-
-    each = _fields(root)
-    return _listed(rules, [(f"{_word(key)}=", value(schema), needed) for key, schema, needed in each], ", ")
+def xml_arguments(rules: Rules, tool: Tool) -> str:
+    """Each argument in tags with its name: a text as it is, up to the tag that closes it, and anything else
+    as JSON."""
+    root, arguments, newline = parameters_of(tool), [], rules.spelled("\n")
+    for key, schema, needed in _fields(root):
+        if not key or key != key.strip() or any(sign in key for sign in "<>\n"):
+            raise InputError(f"expected names without <, > and white space around them, got {key!r:.80}")
+        value = _xml_value(rules, root, schema)
+        begin = rules.spelled(f"<parameter={key}>\n")
+        argument = f"{begin} {value} {newline}"
+        arguments.append(argument if needed else f"({argument})?")
+    return " ".join(arguments)
 
 
-def gemma_arguments(rules: Rules, tool: Tool) -> str:
-    """`city:<|"|>Tokyo<|"|>,days:3`, and lists and objects in the same way, where the schema says what is in
-    them; else as JSON, which is read there, too."""
-    root = parameters_of(tool)
-    known: dict[tuple[str, int], str] = {}
-
-    def value(schema: Any, depth: int = 0) -> str:
-        """Written once for each depth: schemas that refer to one another would make a tree of all ways."""
-        key = (schema_text(schema), depth)
-        if key not in known:
-            known[key] = _gemma_value(
-                rules, root, schema, lambda inner: value(inner, depth + 1), is_deep=depth > _DEPTH_MAX
-            )
-        return known[key]
-
-    return _listed(rules, _gemma_fields(root, value), ",")
-
-
-def _gemma_fields(schema: Mapping[str, Any], value: Callable[[Any], str]) -> list[tuple[str, str, bool]]:
-    return [(f"{_word(key)}:", value(inner), needed) for key, inner, needed in _fields(schema)]
-
-
-def _gemma_value(
-    rules: Rules, root: Mapping[str, Any], schema: Any, inner: Callable[[Any], str], *, is_deep: bool
-) -> str:
-    """A value, and by `inner` those in it; one that `is_deep` is JSON."""
-    found = _resolved(root, schema)
-    kinds, said = types_of(found), set(found) - DESCRIBING
-    try:
-        if is_deep:
-            pass
-        elif said == {"anyOf"}:
-            return rules.one_of([inner(each) for each in found["anyOf"]])
-        elif "string" in kinds and kinds <= {"string", "null"}:
-            ways = [_gemma_text(rules, each) for each in _texts(found)]
-            return rules.one_of([*ways, *(['"null"'] if "null" in kinds else [])])
-        elif kinds == {"array"} and {"items"} <= said <= {"type", "items", "minItems", "maxItems"}:
-            return rules.rule(
-                _gemma_list(inner(found["items"]), found.get("minItems", 0), found.get("maxItems"))
-            )
-        elif kinds == {"object"} and found.get("properties") and not found.get("additionalProperties"):
-            return rules.rule(f'"{{" {_listed(rules, _gemma_fields(found, inner), ",")} "}}"')
-    except InputError:
-        pass
-    return _json(rules, root, schema)
-
-
-def _gemma_text(rules: Rules, text: str | tuple[int, int | None]) -> str:
-    if isinstance(text, str):
-        return rules.spelled(f"{GEMMA_QUOTE}{_without(text, GEMMA_QUOTE)}{GEMMA_QUOTE}")
-    least, most = text
-    body = rules.text_up_to(GEMMA_QUOTE, [GEMMA_QUOTE], least=least, most=most)
-    return f"{rules.spelled(GEMMA_QUOTE)} {body}"
-
-
-def _gemma_list(item: str, least: Any, most: Any) -> str:
-    """So many of an item; raises `InputError`."""
-    if type(least) is not int or least < 0 or (most is not None and (type(most) is not int or most < 1)):
-        raise InputError(f"expected numbers of items, got {least!r:.40} and {most!r:.40}")
-    if most is not None and most < least:
-        raise InputError("expected what some list satisfies, got what none does")
-    more = f'("," {item}){{{max(0, least - 1)},{"" if most is None else most - 1}}}'
-    return f'"[" {item} {more} "]"' if least else f'"[" ({item} {more})? "]"'
-
-
-def _resolved(root: Mapping[str, Any], schema: Any) -> Mapping[str, Any]:
-    """What a schema refers to, if it says nothing else."""
-    if not isinstance(schema, Mapping):
-        return {}
-    name = str(schema.get("$ref", "")).removeprefix("#/$defs/")
-    named = root.get("$defs")
-    if (
-        set(schema) - DESCRIBING == {"$ref"}
-        and isinstance(named, Mapping)
-        and isinstance(named.get(name), Mapping)
-    ):
-        return dict(named[name])
-    return schema
-
-
-def tagged_arguments(before: str, between: tuple[Piece, ...], close: str, after: Piece) -> Arguments:
-    """Each argument as `before` its name, `between`, its value, `close` and `after`: a text as it is, up to
-    the tag in `close`, and anything else as JSON."""
-
-    def found(rules: Rules, tool: Tool) -> str:
-        root, each = parameters_of(tool), []
-        for key, schema, needed in _fields(root):
-            if not key or key != key.strip() or any(sign in key for sign in "<>\n"):
-                raise InputError(f"expected names without <, > and white space around them, got {key!r:.80}")
-            value = _tagged_value(rules, root, schema, close)
-            written = f"{rules.spelled(before + key, *between)} {value} {rules.spelled(after)}".rstrip()
-            each.append(written if needed else f"({written})?")
-        return " ".join(each)
-
-    return found
-
-
-def _tagged_value(rules: Rules, root: Mapping[str, Any], schema: Any, close: str) -> str:
+def _xml_value(rules: Rules, root: Mapping[str, Any], schema: Any) -> str:
     kinds = types_of(schema)
     if "string" not in kinds:
-        return f"{_json(rules, root, schema)} {rules.spelled(close)}"
-    tag, ways = close.strip(), []
+        return f"{_json(rules, root, schema)} {rules.spelled(_CLOSE)}"
+    tag, ways = _CLOSE.strip(), []
     for each in (*_texts(schema), *(["null"] if "null" in kinds else [])):
-        if isinstance(each, str):
-            ways.append(rules.spelled(_without(each, tag) + close))
-        else:
+        if not isinstance(each, str):
             least, most = each
-            ways.append(rules.text_up_to(close, [tag], least=least, most=most))
+            ways.append(rules.text_up_to(_CLOSE, [tag], least=least, most=most))
+        elif tag in each:
+            raise InputError(f"expected texts without {tag}, got {each!r:.80}")
+        else:
+            ways.append(rules.spelled(each + _CLOSE))
     return rules.one_of(ways)
 
 
@@ -428,33 +329,6 @@ def _references(schema: Any) -> Iterator[str]:
     elif isinstance(schema, list):
         for each in schema:
             yield from _references(each)
-
-
-def _listed(rules: Rules, each: Sequence[tuple[str, str, bool]], comma: str) -> str:
-    """Names with values, in this order, with commas between those that are there."""
-    first, more = "", ""
-    for begin, value, needed in reversed(each):
-        own = f"{quoted(begin)} {value}"
-        behind = f"{quoted(comma)} {own} {more}".rstrip()
-        alone = f"{own} {more}".rstrip()
-        if needed:
-            first, more = rules.rule(alone), rules.rule(behind)
-        else:
-            first = rules.rule(f"{alone} | {first}" if first else f"({alone})?")
-            more = rules.rule(f"{behind} | {more}" if more else f"({behind})?")
-    return first
-
-
-def _word(key: str) -> str:
-    if not is_word(key):
-        raise InputError(f"expected names that are one word, got {key!r:.80}")
-    return key
-
-
-def _without(text: str, close: str) -> str:
-    if close in text:
-        raise InputError(f"expected texts without {close}, got {text!r:.80}")
-    return text
 
 
 def quoted(text: str) -> str:

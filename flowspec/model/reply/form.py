@@ -6,24 +6,15 @@ are those of the families' publishers. This table is the only place that knows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from flowspec.model.harmony import MARKS as CHANNEL_MARKS
-from flowspec.model.reply import block_calls
-from flowspec.model.reply.call_shape import (
-    CallShape,
-    Maybe,
-    gemma_arguments,
-    json_arguments,
-    python_arguments,
-    tagged_arguments,
-)
+from flowspec.model.reply.call_shape import CallShape, Maybe, json_arguments, xml_arguments
 from flowspec.model.reply.channels import CONSTRAIN, ChannelReader
 from flowspec.model.reply.json_calls import JsonCalls, NamedCalls
-from flowspec.model.reply.literals import GEMMA_QUOTE
 from flowspec.model.reply.parts import CallReader, Part, PartReader, Tool, new_call_id, unfinished
+from flowspec.model.reply.xml_calls import XmlCalls
 
 Tools = Mapping[str, Tool]
 
@@ -36,8 +27,7 @@ class CallFormat:
     format. `marks` begin a call; `read` makes what reads on behind one. `is_bare`: a call may also stand
     alone, at the beginning of the reply. `others`: texts within calls that may be special tokens. `shape`:
     how a grammar has them, by which of the marks and others the template or the vocabulary has. `id_chars`: a
-    call's id has so many letters and digits, which the template checks; 0: any. `write`: from names and
-    arguments to the text of calls, for templates that leave it to whoever has the dialogue.
+    call's id has so many letters and digits, which the template checks; 0: any.
     """
 
     name: str
@@ -49,7 +39,6 @@ class CallFormat:
     others: tuple[str, ...] = ()
     shape: Callable[[Collection[str]], CallShape]
     id_chars: int = 0
-    write: Callable[[Sequence[tuple[str, Any]]], str] | None = None
 
     def new_id(self) -> str:
         """An id for a call, as the model's template takes it back."""
@@ -58,22 +47,6 @@ class CallFormat:
 
 def _objects(end: str) -> Callable[[str, Tools], CallReader]:
     return lambda mark, tools: JsonCalls(mark, end)
-
-
-def _block(
-    end: str, parse: block_calls.Parse, *, needs_end: bool = False
-) -> Callable[[str, Tools], CallReader]:
-    return lambda mark, tools: block_calls.BlockCalls(mark, end, parse, tools, needs_end=needs_end)
-
-
-def _xml(mark: str, tools: Tools) -> CallReader:
-    """Behind a function's own tag, too, before which the model has left out the other."""
-    begin = "" if mark == "<tool_call>" else mark
-
-    def parse(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
-        return block_calls.xml_calls(begin + body, tools)
-
-    return block_calls.BlockCalls(mark, "</tool_call>", parse, tools, needs_end=False)
 
 
 def _no_reader(mark: str, tools: Tools) -> CallReader:
@@ -134,90 +107,18 @@ CHANNELS = CallFormat(
 )
 """GPT-OSS; recognised by the marks of `model/harmony.py`."""
 FORMATS = (
-    CallFormat(  # Gemma 4
-        name="gemma",
-        signs=("<|tool_call>",),
-        marks=("<|tool_call>",),
-        read=_block("<tool_call|>", block_calls.gemma_calls),
-        others=("<tool_call|>", GEMMA_QUOTE),
-        shape=_always(
-            CallShape(
-                mark="<|tool_call>",
-                begin=("call:{name}{",),
-                arguments=gemma_arguments,
-                end="}<tool_call|>",
-                is_each=True,
-            )
-        ),
-    ),
-    CallFormat(  # LFM2
-        name="python list",
-        signs=("<|tool_call_start|>", "<|tool_list_start|>"),
-        tokens=("<|tool_call_start|>",),
-        marks=("<|tool_call_start|>",),
-        read=_block("<|tool_call_end|>", block_calls.python_calls),
-        others=("<|tool_call_end|>",),
-        write=lambda calls: f"<|tool_call_start|>{block_calls.python_text(calls)}<|tool_call_end|>",
-        shape=_always(
-            CallShape(
-                mark="<|tool_call_start|>",
-                opening=("[",),
-                begin=("{name}(",),
-                arguments=python_arguments,
-                end=")",
-                between=", ",
-                closing="]<|tool_call_end|>",
-            )
-        ),
-    ),
-    CallFormat(  # OLMo 3
-        name="python lines",
-        signs=("<function_calls>",),
-        marks=("<function_calls>",),
-        read=_block("</function_calls>", block_calls.python_calls),
-        others=("</function_calls>",),
-        shape=_always(
-            CallShape(
-                mark="<function_calls>",
-                begin=("{name}(",),
-                arguments=python_arguments,
-                end=")",
-                between="\n",
-                closing="</function_calls>",
-            )
-        ),
-    ),
     CallFormat(  # Qwen3-Coder, Qwen3.5
         name="XML",
         signs=("<function=",),
         marks=("<tool_call>", "<function="),
-        read=_xml,
+        read=XmlCalls,
         others=("</tool_call>",),
         shape=_always(
             CallShape(
                 mark="<tool_call>",
                 begin=("\n<function={name}>\n",),
-                arguments=tagged_arguments("<parameter=", (">\n",), "\n</parameter>", "\n"),
+                arguments=xml_arguments,
                 end="</function>\n</tool_call>",
-                between="\n",
-                is_each=True,
-            )
-        ),
-    ),
-    CallFormat(  # GLM-4.5
-        name="keys and values",
-        signs=("<arg_key>",),
-        marks=("<tool_call>",),
-        read=_block("</tool_call>", block_calls.key_value_calls, needs_end=True),
-        others=("</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
-        shape=_always(
-            CallShape(
-                mark="<tool_call>",
-                begin=("{name}", Maybe("\n")),
-                arguments=tagged_arguments(
-                    "<arg_key>", ("</arg_key>", Maybe("\n"), "<arg_value>"), "</arg_value>", Maybe("\n")
-                ),
-                end="</tool_call>",
                 between="\n",
                 is_each=True,
             )
@@ -277,6 +178,8 @@ FORMATS = (
     ),
 )
 """In the order in which they are looked for: those with signs that no other has come first."""
+_UNREAD = "<arg_key>"
+"""In templates of GLM-4.5 and later, whose calls stand between Hermes's marks and are no JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,6 +378,8 @@ def format_of(template: str, vocabulary: Collection[str]) -> CallFormat | None:
     """How a model with this chat template and these special tokens writes calls; None: that is not known."""
     if all(mark in vocabulary for mark in CHANNEL_MARKS):
         return CHANNELS
+    if _UNREAD in template:
+        return None
     for found in FORMATS:
         if any(sign in template for sign in found.signs) or any(each in vocabulary for each in found.tokens):
             return found
