@@ -33,8 +33,7 @@ from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.extras import how_to_get
-from flowspec.model.schema_place import place_of_fault
-from flowspec.model.schema_size import check_size, size_of
+from flowspec.model.json_schema import check_size, place_of_fault, size_of
 
 Mask = npt.NDArray[np.bool_]
 

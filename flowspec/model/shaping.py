@@ -1,12 +1,17 @@
-"""What is drawn from, of what a model computed: a sampling's biases are added first (`model.logit_bias`),
-then tokens of the text so far are penalised (`model.penalties`), and last only those stay that a grammar
-allows (`model.grammar`).
+"""What is drawn from, of what a model computed. Once each, in float32, and in this order:
+
+- `logit_bias` is added, and the logits of `suppress_tokens` are minus infinity.
+- Tokens of the text so far are penalised. The repetition penalty of all tokens of prompt and answer divides
+  what is above 0 and multiplies the rest; the frequency penalty times how often a token stands in the answer
+  is taken off; the presence penalty is taken off where it stands there at all.
+- Only those stay that a grammar allows (`model.grammar`).
 
 Targets and drafters do the same, so that a drafter that agrees with the target still does.
 """
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -15,9 +20,9 @@ import numpy.typing as npt
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.text_before import I64, TextBefore
 from flowspec.model.grammar import GrammarVocabulary, Mask, masks_of
-from flowspec.model.logit_bias import F32, LogitBias
-from flowspec.model.penalties import penalise
 
+F32 = npt.NDArray[np.float32]
+MOST = np.finfo(np.float32).max
 BESIDE_TOKENS_MIN = 1 << 14
 """Of a smaller vocabulary a mask takes less than the thread that would compute it: .02 to .1 ms."""
 
@@ -41,8 +46,15 @@ class Shaping:
         grammars: GrammarVocabulary | None = None,
     ) -> None:
         self._sampling = sampling
-        self._bias = LogitBias(sampling, tokens) if sampling.is_biased else None
         self._ids = None if isinstance(tokens, int) else tokens.astype(np.int64)
+        biases = {**dict(sampling.logit_bias), **dict.fromkeys(sampling.suppress_tokens, -math.inf)}
+        if isinstance(tokens, int):
+            named = sorted(token for token in biases if token < tokens)
+            self._biased: I64 = np.array(named, dtype=np.int64)
+        else:
+            self._biased = np.flatnonzero(np.isin(tokens, list(biases)))
+            named = tokens[self._biased].tolist()
+        self._biases: F32 = np.array([biases[token] for token in named], dtype=np.float32)
         self._columns: I64 | None = None
         if sampling.needs_text and self._ids is not None:
             self._columns = np.full(int(self._ids.max()) + 1, -1, dtype=np.int64)
@@ -57,14 +69,43 @@ class Shaping:
     def of(self, logits: F32, text: TextBefore | None, mask: Mask | None = None) -> F32:
         """Float32 `[columns]` or the first of them, as a new array; `text` may be None where the sampling
         needs none. A `mask` that is known already is not asked for again."""
-        found = logits.copy() if self._bias is None else self._bias.added_to(logits)
+        shaped = logits.copy()
+        count = int(np.searchsorted(self._biased, len(logits)))
+        shaped[self._biased[:count]] += self._biases[:count]
         if self._sampling.needs_text:
             assert text is not None, "what is drawn depends on the text before it"
-            penalise(found, self._sampling, text, self._columns)
+            self._penalise(shaped, text)
             allowed = self.mask(text) if mask is None else mask
             if allowed is not None:
-                self._mask(found, logits, allowed)
-        return found
+                self._mask(shaped, logits, allowed)
+        return shaped
+
+    def _penalise(self, logits: F32, text: TextBefore) -> None:
+        """Changes logits in place. What is finite stays so, and minus infinity, too."""
+        sampling = self._sampling
+        if sampling.repetition_penalty != 1:
+            seen, _ = self._count(text.tokens, len(logits))
+            seen = seen[logits[seen] > -np.inf]
+            own, penalty = logits[seen], np.float32(sampling.repetition_penalty)
+            with np.errstate(over="ignore"):
+                logits[seen] = np.where(
+                    own > 0, np.minimum(own / penalty, MOST), np.maximum(own * penalty, -MOST)
+                )
+        if sampling.frequency_penalty or sampling.presence_penalty:
+            seen, counts = self._count(text.answer, len(logits))
+            if sampling.frequency_penalty:
+                logits[seen] -= np.float32(sampling.frequency_penalty) * counts.astype(np.float32)
+            if sampling.presence_penalty:
+                logits[seen] -= np.float32(sampling.presence_penalty)
+
+    def _count(self, tokens: I64, size: int) -> tuple[I64, I64]:
+        """The columns below `size` of these tokens, each once, and how often it is among them."""
+        columns, counts = np.unique(tokens, return_counts=True)
+        if self._columns is not None:
+            is_known = columns < len(self._columns)
+            columns, counts = self._columns[columns[is_known]], counts[is_known]
+        is_here = (columns >= 0) & (columns < size)
+        return columns[is_here], counts[is_here]
 
     def _mask(self, shaped: F32, logits: F32, allowed: Mask) -> None:
         """Takes the others out. Where none of the allowed ones may be drawn by the biases, these do not

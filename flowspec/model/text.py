@@ -17,17 +17,23 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
+from flowspec.model.chat_template import (
+    HiddenTokens,
+    Rendered,
+    SpanningTokenError,
+    TemplateNames,
+    bounded_time,
+    names_in,
+    without_cuts,
+)
 from flowspec.model.damage import advice_for_json, check_inside, read_head
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
-from flowspec.model.harmony import MARKS, FinalChannel
 from flowspec.model.imports import IMPORTING
 from flowspec.model.json_files import read_json
+from flowspec.model.reply.channels import MARKS, FinalChannel
 from flowspec.model.reply.form import CallFormat, ReplyForm, Thoughts, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Part, Tool
-from flowspec.model.special_tokens import HiddenTokens, Rendered, SpanningTokenError, without_cuts
-from flowspec.model.template import bounded_time
-from flowspec.model.template_names import TemplateNames, names_in
 
 Messages = list[dict[str, Any]]
 _READ = (
@@ -223,7 +229,7 @@ class Tokenizer:
         """A dialogue in the model's chat template, up to where the assistant speaks; or up to the end of the
         text of its last message, which the answer `continues`. `tools` may be called, and the template is
         given `variables`; it need not look at either (`takes_tools`, `template_names`). Special tokens come
-        from the template alone (`special_tokens.py`)."""
+        from the template alone (`chat_template.py`)."""
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
         self._check_roles(messages, tools)

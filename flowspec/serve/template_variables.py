@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowspec.model.template_names import TemplateNames
+from flowspec.model.chat_template import TemplateNames
 from flowspec.serve.fields import Fields, json_of
 from flowspec.serve.refusals import ApiError, invalid
 

@@ -21,9 +21,9 @@ from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, is_whole
-from flowspec.model.harmony import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply, bound_text, may_think_first
 from flowspec.model.reply.channels import CONSTRAIN
+from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm
 from flowspec.model.reply.parts import Part, Tool, calls_in
 from tests.nightly import nightly

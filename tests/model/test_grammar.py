@@ -29,8 +29,8 @@ from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
 from flowspec.model import shaping
 from flowspec.model.ahead import Ahead
+from flowspec.model.json_schema import SIZE_MAX, check_size, size_of
 from flowspec.model.sampler import Sampler, margin
-from flowspec.model.schema_size import SIZE_MAX, check_size, size_of
 from flowspec.model.slice import Slice
 from tests.model.slices import job_of, load_stages, part_of
 from tests.model.test_sampler import naive_draw

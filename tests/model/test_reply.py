@@ -18,7 +18,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Built
 
 from flowspec.model.files import ModelFiles
-from flowspec.model.harmony import MARKS as CHANNEL_MARKS
+from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Part, Tool, calls_in
 from flowspec.model.reply.xml_calls import typed

@@ -25,10 +25,15 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model import text as text_module
+from flowspec.model.chat_template import (
+    HiddenTokens,
+    Rendered,
+    SpanningTokenError,
+    bounded_time,
+    without_cuts,
+)
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.reply.parts import Tool
-from flowspec.model.special_tokens import HiddenTokens, Rendered, SpanningTokenError, without_cuts
-from flowspec.model.template import bounded_time
 from flowspec.model.text import (
     UNFINISHED,
     Bound,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from flowspec.errors import ClusterError, InputError
+from flowspec.model.chat_template import TemplateNames, names_in
 from flowspec.model.reply.bound import Wanted
 from flowspec.model.reply.parts import Part, Tool
-from flowspec.model.template_names import TemplateNames, names_in
 from flowspec.model.text import Recommended
 from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.serve.calls import CallDeltas

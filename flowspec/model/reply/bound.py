@@ -16,9 +16,8 @@ from dataclasses import dataclass, replace
 
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, rule_of
-from flowspec.model.harmony import CHANNEL, END, FINAL, MESSAGE, START
 from flowspec.model.reply.call_shape import Rules, arguments_of, check_sizes, json_arguments
-from flowspec.model.reply.channels import CONSTRAIN
+from flowspec.model.reply.channels import CHANNEL, CONSTRAIN, END, FINAL, MESSAGE, START
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.reply.parts import Tool
 

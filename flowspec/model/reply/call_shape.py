@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, json_rule, schema_text
+from flowspec.model.json_schema import DESCRIBING, NAMED_SCHEMAS, check_size, size_of
 from flowspec.model.reply.parts import Tool
 from flowspec.model.reply.xml_calls import types_of
-from flowspec.model.schema_size import DESCRIBING, NAMED_SCHEMAS, check_size, size_of
 
 _SIGN = re.compile(r"[^\w<>]")
 _ANY = "/(?s:.*)/"

@@ -1,13 +1,19 @@
-"""The parts of a reply in channels (`model/harmony.py`): thoughts in `analysis`, calls where a message is for
-a function, and text in `final`, or in `commentary` that is for nobody in particular."""
+"""Replies in channels (OpenAI's harmony format, GPT-OSS): messages between special tokens.
+
+Thoughts are in the channel `analysis`, calls where a message is for a function, and text is in `final`, or in
+`commentary` that is for nobody in particular.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 
-from flowspec.model.harmony import CHANNEL, END, FINAL, MESSAGE
 from flowspec.model.reply.parts import Part
 
+START, CHANNEL, MESSAGE, END = MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+"""Before whose turn it is, before a channel's name, before a message, and behind it."""
+FINAL = "final"
 CONSTRAIN = "<|constrain|>"
 """In a header, before the form that a message has."""
 _TO = re.compile(r"to=(\S+)")
@@ -100,3 +106,33 @@ class ChannelReader:
         """The message is over."""
         was_call, self._kind, self.is_thinking = self._kind == "call", None, False
         return [Part("end")] if was_call else []
+
+
+class FinalChannel:
+    """Goes through the tokens of one answer. `marks` are the ids of `MARKS`; `decode` gives a text of tokens.
+
+    An answer that names no channel is shown as it is.
+    """
+
+    def __init__(self, marks: Mapping[str, int], decode: Callable[[Sequence[int]], str]) -> None:
+        self._marks = {token: mark for mark, token in marks.items()}
+        self._decode = decode
+        self._name: list[int] | None = None
+        """Tokens of the channel's name, which may be followed by whom the message is for; None outside."""
+        self._is_shown = True
+
+    def shows(self, token: int) -> bool:
+        """Takes the next token; whether it is part of the text."""
+        mark = self._marks.get(token)
+        if mark is None:
+            if self._name is not None:
+                self._name.append(token)
+            return self._is_shown
+        if mark == CHANNEL:
+            self._name = []
+        elif mark == MESSAGE:
+            self._is_shown = self._name is not None and self._decode(self._name).split()[:1] == [FINAL]
+            self._name = None
+            return False
+        self._is_shown = False
+        return False

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from flowspec.model.harmony import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.call_shape import CallShape, Maybe, json_arguments, xml_arguments
 from flowspec.model.reply.channels import CONSTRAIN, ChannelReader
+from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.json_calls import JsonCalls, NamedCalls
 from flowspec.model.reply.parts import CallReader, Part, PartReader, Tool, new_call_id, unfinished
 from flowspec.model.reply.xml_calls import XmlCalls
@@ -105,7 +105,7 @@ CHANNELS = CallFormat(
     read=_no_reader,
     shape=_no_shape,
 )
-"""GPT-OSS; recognised by the marks of `model/harmony.py`."""
+"""GPT-OSS; recognised by the marks of `model/reply/channels.py`."""
 FORMATS = (
     CallFormat(  # Qwen3-Coder, Qwen3.5
         name="XML",

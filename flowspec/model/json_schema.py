@@ -1,13 +1,15 @@
-"""How much a JSON schema comes to when it is made into a grammar, which can be a million times its text.
+"""What is known of a JSON schema before llguidance makes a grammar of it: how much it comes to, which can be
+a million times its text; and where in it the fault is for which llguidance refuses it, which tells the fault
+alone.
 
-Each item up to `maxItems` is a rule of its own there, and what is put together (`allOf`, a `$ref` with more
-beside it) is written out wherever that is.
+Each item up to `maxItems` is a rule of its own in a grammar, and what is put together (`allOf`, a `$ref` with
+more beside it) is written out wherever that is.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,6 +17,10 @@ from flowspec.errors import InputError
 
 SIZE_MAX = 1 << 14
 """Schemas and items in all; llguidance takes about a second and 150 MB for as many."""
+TRIES_MAX = 32
+"""Schemas that are tried alone where the place of a fault is looked for."""
+CHARS_MAX = 120
+"""Of a place; names in a schema may be of any length."""
 DESCRIBING = frozenset(
     ("title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id")
 )
@@ -105,3 +111,33 @@ def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f".{word}[{at}]", each) for at, each in enumerate(said) if isinstance(each, Mapping))
         elif word not in _VALUES and isinstance(said, Mapping):
             yield f".{word}", said
+
+
+def place_of_fault(
+    schema: Mapping[str, Any], reason: str, reason_of: Callable[[Mapping[str, Any]], str]
+) -> str:
+    """The place of the innermost schema that alone is refused for the same `reason` as the whole, as far as
+    `TRIES_MAX` tries get; empty for the whole. `reason_of` says why a schema is refused.
+
+    >>> place_of_fault({"items": {"not": {}}}, "not!", lambda each: "not!" if "not" in str(each) else "")
+    '.items'
+    """
+    # what it refers to by name is there, and allows anything: a fault in it is found there
+    named = {
+        word: dict.fromkeys(schema[word], True)
+        for word in ("$defs", "definitions")
+        if isinstance(schema.get(word), Mapping)
+    }
+    tries, place, found = 0, "", schema
+    while tries < TRIES_MAX:
+        for at, inner in inner_schemas(found):
+            if tries == TRIES_MAX or len(place) + len(at) > CHARS_MAX:
+                return place
+            if isinstance(inner, Mapping):
+                tries += 1
+                if reason_of({**inner, **named}) == reason:
+                    place, found = place + at, inner
+                    break
+        else:
+            break
+    return place

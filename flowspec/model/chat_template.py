@@ -1,20 +1,91 @@
-"""Special tokens in a dialogue come from the model's chat template alone.
+"""What stands between a dialogue and a model's chat template, which is a program of somebody else's.
 
-What people and tools wrote may have the text of one: a forged turn, or a question about special tokens. So
-before the template renders a dialogue, each such text becomes a private character, which nothing in the
-dialogue has; and when what was rendered is tokenised, it is cut in two by another one, whose tokens are left
-out. The model then reads what was written, and no token of its own.
+transformers runs it in Jinja's sandbox: it reaches no files and no Python objects, and one `range` has 100000
+items at most. Loops in loops, which would take days, are ended here. A single operation that makes a text of
+gigabytes (`'x' * 10 ** 10`) is not seen before it is done.
+
+Special tokens come from the template alone. What people and tools wrote may have the text of one: a forged
+turn, or a question about special tokens. So before the template renders a dialogue, each such text becomes a
+private character, which nothing in the dialogue has; and when what was rendered is tokenised, it is cut in
+two by another one, whose tokens are left out. The model then reads what was written, and no token of its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
+import jinja2
+
+from flowspec.errors import InputError, first_line
+
+SECONDS_MAX = 20.0
+"""A dialogue of 400 turns takes some hundredths of one."""
+Trace = Callable[[FrameType, str, Any], Any]
+_FILE = "<template>"
+"""What Jinja calls the code that it makes of a template."""
 _PRIVATE = range(0x100000, 0x10FFFE)
+
+
+class EndlessError(Exception):
+    """A template ran for too long."""
+
+
+@contextlib.contextmanager
+def bounded_time(seconds: float = SECONDS_MAX) -> Iterator[None]:
+    """Raises `EndlessError` in a template that runs for longer within: the clock is looked at before each of
+    its lines. A debugger's own tracing stands still meanwhile."""
+    deadline_s = time.monotonic() + seconds
+
+    def on_line(frame: FrameType, event: str, value: Any) -> Trace:
+        if time.monotonic() > deadline_s:
+            raise EndlessError(f"it was not done within {seconds:g} s")
+        return on_line
+
+    def on_call(frame: FrameType, event: str, value: Any) -> Trace | None:
+        return on_line if frame.f_code.co_filename == _FILE else None
+
+    old = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield
+    finally:
+        sys.settrace(old)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateNames:
+    """`variables` are the names that stand for themselves, `fields` those behind a dot, and texts in quotes,
+    by which fields are asked for, too."""
+
+    variables: frozenset[str]
+    fields: frozenset[str]
+
+
+def names_in(template: str) -> TemplateNames:
+    """The names in a template. It is cut into words and not understood, so tags that transformers adds to
+    Jinja do no harm. Raises `InputError` for what is no template."""
+    variables: set[str] = set()
+    fields: set[str] = set()
+    is_field = False
+    try:
+        for _, kind, word in jinja2.Environment(autoescape=False).lex(template):
+            if kind == "name":
+                (fields if is_field else variables).add(word)
+            elif kind == "string":
+                fields.add(word[1:-1])
+            if kind != "whitespace":
+                is_field = kind == "operator" and word == "."
+    except jinja2.TemplateSyntaxError as error:
+        raise InputError(f"the model's chat template cannot be read: {first_line(error)}") from None
+    return TemplateNames(variables=frozenset(variables), fields=frozenset(fields))
 
 
 class SpanningTokenError(Exception):
