@@ -365,7 +365,7 @@ class LLM:
         if params.bound is not None:
             check_grammar(*params.bound)
             told = form
-            if told is None and self.tokenizer is not None and self.tokenizer.final_channel() is not None:
+            if told is None and self.tokenizer is not None and self.tokenizer.is_in_channels:
                 told = ReplyForm(is_in_channels=True)
             if told is None or self.tokenizer is None:
                 sampling = replace(sampling, grammar=self._grammar(*params.bound, limits.stop_ids))

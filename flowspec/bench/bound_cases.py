@@ -41,7 +41,7 @@ class BoundCases:
         if not files.has_tokenizer:
             return "the model has no tokenizer"
         tokenizer = Tokenizer(files)
-        if tokenizer.final_channel() is not None:
+        if tokenizer.is_in_channels:
             return "this model writes in channels, which no grammar binds yet"
         stop_ids = recommended(files, config).stop_ids
         tokens = tokenizer.token_bytes_of_all(config.vocab_size, stop_ids)

@@ -31,8 +31,15 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.imports import IMPORTING
 from flowspec.model.json_files import read_json
-from flowspec.model.reply.channels import MARKS, FinalChannel
-from flowspec.model.reply.form import CallFormat, ReplyForm, Thoughts, form_of, format_of, thoughts_of
+from flowspec.model.reply.form import (
+    CallFormat,
+    ReplyForm,
+    Thoughts,
+    form_of,
+    format_of,
+    is_in_channels,
+    thoughts_of,
+)
 from flowspec.model.reply.parts import Part, Tool
 
 Messages = list[dict[str, Any]]
@@ -320,7 +327,7 @@ class Tokenizer:
 
     def can_think(self, tools: Sequence[Tool] = ()) -> bool:
         """Whether the model may write thoughts."""
-        return self.final_channel() is not None or thoughts_of(self.template(tools)) is not None
+        return self.is_in_channels or thoughts_of(self.template(tools)) is not None
 
     def reply_form(
         self, prompt: str, tools: Sequence[Tool] = (), *, is_single: bool = False
@@ -440,10 +447,10 @@ class Tokenizer:
             )
         return self._longest_bytes
 
-    def final_channel(self) -> FinalChannel | None:
-        """What tells, of a new answer, which tokens are its text; None for a model without channels."""
-        marks = {mark: self.added_tokens[mark] for mark in MARKS if mark in self.added_tokens}
-        return FinalChannel(marks, self.decode) if len(marks) == len(MARKS) else None
+    @property
+    def is_in_channels(self) -> bool:
+        """Whether the model writes messages in channels."""
+        return is_in_channels(self.added_tokens)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
@@ -589,7 +596,7 @@ def _marks_at_end(text: str) -> int:
 
 class TextStream:
     """Turns tokens into text as they come: never half a character, never the beginning of a stop string. Of
-    an answer in channels only the final one is text.
+    an answer in channels only what is for the user is text.
 
     With a `form` the text is what the answer has beside thoughts and calls, which are `parts`; stop strings
     are looked for in the text alone.
@@ -602,7 +609,9 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stop_strings)
-        self._channel = tokenizer.final_channel() if form is None else None
+        self._has_parts = form is not None
+        if form is None and tokenizer.is_in_channels:
+            form = ReplyForm(is_in_channels=True)
         self._reader = None if form is None else form.reader()
         self._marks = {} if form is None else tokenizer.marks(form.marks)
         self._is_single = form is not None and form.is_single
@@ -626,8 +635,6 @@ class TextStream:
     def push(self, tokens: Sequence[int]) -> str:
         """Takes new tokens, returns the text that can be shown now."""
         for token in tokens:
-            if self._channel is not None and not self._channel.shows(token):
-                continue
             was_thinking = self._reader is not None and self._reader.is_thinking
             if token in self._marks:
                 self._flush()
@@ -637,7 +644,7 @@ class TextStream:
                 fresh = self._fresh()
                 if not fresh.endswith(UNFINISHED):
                     self._append(fresh)
-            if self._reader is not None:
+            if self._reader is not None and self._has_parts:
                 self.thought_tokens += was_thinking or self._reader.is_thinking
         hold = max((self._overlap(stop) for stop in self._stops), default=0)
         return self._show(len(self._text) - hold)
@@ -690,7 +697,7 @@ class TextStream:
         for part in parts:
             if part.kind == "content":
                 self._grow(part.text)
-            else:
+            elif self._has_parts:
                 self._parts.append(part)
                 self.is_stopped |= self._is_single and part.kind == "end"
             if self.is_stopped:

@@ -45,7 +45,7 @@ def test_why_answers_cannot_be_bound_is_said(tmp_path: Path, monkeypatch: pytest
     files = ModelFiles(BUNDLED)
     advice = replace(recommended(files, files.config()), stop_ids=frozenset())
     for target, name, value, why in (
-        (Tokenizer, "final_channel", lambda tokenizer: "final", "channels"),
+        (Tokenizer, "is_in_channels", True, "channels"),
         (bound_cases, "recommended", lambda files, config: advice, "no token that ends answers"),
         (bound_cases, "library_version", lambda: "", "llguidance is not here"),
     ):

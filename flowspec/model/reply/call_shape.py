@@ -131,38 +131,6 @@ Arguments = Callable[[Rules, Tool], str]
 said."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallShape:
-    """How a reply calls tools: the `mark`, `opening`, calls with `between` between them, and `closing`; a
-    call is `begin`, in which `{name}` is the tool's, its `arguments`, and `end`.
-
-    With `is_each` every call has a mark of its own (and then neither opening nor closing). `is_last`: nothing
-    may follow, since it might be read as one more call.
-    """
-
-    mark: str
-    begin: tuple[Piece, ...]
-    arguments: Arguments
-    end: str
-    opening: tuple[Piece, ...] = ()
-    between: str = ""
-    closing: str = ""
-    is_each: bool = False
-    is_last: bool = False
-
-    def call(self, rules: Rules, tools: Sequence[Tool]) -> str:
-        """A call of one of these, without the mark."""
-        return rules.one_of([self._call(rules, tool) for tool in tools])
-
-    def _call(self, rules: Rules, tool: Tool) -> str:
-        begin = [each.replace("{name}", tool.name) if isinstance(each, str) else each for each in self.begin]
-        arguments = arguments_of(rules, tool, self.arguments)
-        return " ".join(filter(None, (rules.spelled(*begin), arguments, rules.spelled(self.end))))
-
-
-# ---------------------------------------------------------------------------------------------- arguments
-
-
 def arguments_of(rules: Rules, tool: Tool, written: Arguments) -> str:
     """The arguments of a call as they are written; raises `InputError` with the tool's name."""
     try:
@@ -217,6 +185,35 @@ def check_sizes(tools: Sequence[Tool]) -> None:
 
 def json_arguments(rules: Rules, tool: Tool) -> str:
     return rules.json(parameters_of(tool))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallShape:
+    """How a reply calls tools: the `mark`, `opening`, calls with `between` between them, and `closing`; a
+    call is `begin`, in which `{name}` is the tool's, its `arguments`, and `end`.
+
+    With `is_each` every call has a mark of its own (and then neither opening nor closing). `is_last`: nothing
+    may follow, since it might be read as one more call.
+    """
+
+    mark: str
+    begin: tuple[Piece, ...]
+    arguments: Arguments = json_arguments
+    end: str
+    opening: tuple[Piece, ...] = ()
+    between: str = ""
+    closing: str = ""
+    is_each: bool = False
+    is_last: bool = False
+
+    def call(self, rules: Rules, tools: Sequence[Tool]) -> str:
+        """A call of one of these, without the mark."""
+        return rules.one_of([self._call(rules, tool) for tool in tools])
+
+    def _call(self, rules: Rules, tool: Tool) -> str:
+        begin = [each.replace("{name}", tool.name) if isinstance(each, str) else each for each in self.begin]
+        arguments = arguments_of(rules, tool, self.arguments)
+        return " ".join(filter(None, (rules.spelled(*begin), arguments, rules.spelled(self.end))))
 
 
 def xml_arguments(rules: Rules, tool: Tool) -> str:

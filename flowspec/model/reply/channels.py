@@ -7,7 +7,6 @@ Thoughts are in the channel `analysis`, calls where a message is for a function,
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
 
 from flowspec.model.reply.parts import Part
 
@@ -72,18 +71,14 @@ class ChannelReader:
             self._header, self._opening = [self._opening], None
         if opened := self._opened():
             return [*opened, *self._mark(mark)]
-        ended, header = self._end(), self._header
+        ended, header = self._end(), self._header or []
         if mark == MESSAGE:
-            return [
-                *ended,
-                *self._begin(
-                    "".join(header or ()), "".join((header or [])[self._named :] if self._named else ())
-                ),
-            ]
-        self._header = None if mark == END else []
+            channel = header[self._named :] if self._named else []
+            return [*ended, *self._begin("".join(header), "".join(channel))]
+        self._header, self._named = None if mark == END else [], 0
         if mark == CHANNEL:
-            self._header = [*(header or ()), " "]
-        self._named = len(self._header or ()) if mark == CHANNEL else 0
+            self._header = [*header, " "]
+            self._named = len(self._header)
         return ended
 
     def _begin(self, header: str, channel: str) -> list[Part]:
@@ -106,33 +101,3 @@ class ChannelReader:
         """The message is over."""
         was_call, self._kind, self.is_thinking = self._kind == "call", None, False
         return [Part("end")] if was_call else []
-
-
-class FinalChannel:
-    """Goes through the tokens of one answer. `marks` are the ids of `MARKS`; `decode` gives a text of tokens.
-
-    An answer that names no channel is shown as it is.
-    """
-
-    def __init__(self, marks: Mapping[str, int], decode: Callable[[Sequence[int]], str]) -> None:
-        self._marks = {token: mark for mark, token in marks.items()}
-        self._decode = decode
-        self._name: list[int] | None = None
-        """Tokens of the channel's name, which may be followed by whom the message is for; None outside."""
-        self._is_shown = True
-
-    def shows(self, token: int) -> bool:
-        """Takes the next token; whether it is part of the text."""
-        mark = self._marks.get(token)
-        if mark is None:
-            if self._name is not None:
-                self._name.append(token)
-            return self._is_shown
-        if mark == CHANNEL:
-            self._name = []
-        elif mark == MESSAGE:
-            self._is_shown = self._name is not None and self._decode(self._name).split()[:1] == [FINAL]
-            self._name = None
-            return False
-        self._is_shown = False
-        return False

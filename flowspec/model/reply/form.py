@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from flowspec.model.reply.call_shape import CallShape, Maybe, json_arguments, xml_arguments
+from flowspec.model.reply.call_shape import CallShape, Maybe, xml_arguments
 from flowspec.model.reply.channels import CONSTRAIN, ChannelReader
 from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.json_calls import JsonCalls, NamedCalls
@@ -68,7 +68,6 @@ def _json_list(known: Collection[str]) -> CallShape:
         mark=next(each for each in ("<|tool_call|>", "<tool_call>") if each in known),
         opening=("[",),
         begin=('{"name": "{name}", "arguments": ',),
-        arguments=json_arguments,
         end="}",
         between=", ",
         closing=f"]{end}" if end in known else "]",
@@ -83,7 +82,6 @@ def _mistral(known: Collection[str]) -> CallShape:
             mark="[TOOL_CALLS]",
             opening=(Maybe(" "), "["),
             begin=('{"name": "{name}", "arguments": ',),
-            arguments=json_arguments,
             end="}",
             between=", ",
             closing="]",
@@ -93,7 +91,6 @@ def _mistral(known: Collection[str]) -> CallShape:
     return CallShape(
         mark="[TOOL_CALLS]",
         begin=("{name}", *with_id, "[ARGS]"),
-        arguments=json_arguments,
         end="",
         is_each=True,
     )
@@ -151,7 +148,6 @@ FORMATS = (
             CallShape(
                 mark="<tool_call>",
                 begin=('\n{"name": "{name}", "arguments": ',),
-                arguments=json_arguments,
                 end="}\n</tool_call>",
                 between="\n",
                 is_each=True,
@@ -169,7 +165,6 @@ FORMATS = (
             CallShape(
                 mark="<|python_tag|>",
                 begin=('{"name": "{name}", "parameters": ',),
-                arguments=json_arguments,
                 end="}",
                 between="; ",
                 is_last=True,
@@ -374,9 +369,14 @@ class TagReader:
             self._out.append(Part("thought" if kind == "thought" else "content", text))
 
 
+def is_in_channels(vocabulary: Collection[str]) -> bool:
+    """Whether a model with these special tokens writes messages in channels."""
+    return all(mark in vocabulary for mark in CHANNEL_MARKS)
+
+
 def format_of(template: str, vocabulary: Collection[str]) -> CallFormat | None:
     """How a model with this chat template and these special tokens writes calls; None: that is not known."""
-    if all(mark in vocabulary for mark in CHANNEL_MARKS):
+    if is_in_channels(vocabulary):
         return CHANNELS
     if _UNREAD in template:
         return None
@@ -403,9 +403,9 @@ def form_of(
 
     With tools, `template` must be of a known format.
     """
-    is_in_channels = all(mark in vocabulary for mark in CHANNEL_MARKS)
-    thoughts = None if is_in_channels else thoughts_of(template)
-    if not tools and thoughts is None and not is_in_channels:
+    has_channels = is_in_channels(vocabulary)
+    thoughts = None if has_channels else thoughts_of(template)
+    if not tools and thoughts is None and not has_channels:
         return None
     return ReplyForm(
         thoughts=thoughts,
@@ -413,7 +413,7 @@ def form_of(
         calls=format_of(template, vocabulary) if tools else None,
         tools=tools,
         is_single=is_single,
-        is_in_channels=is_in_channels,
+        is_in_channels=has_channels,
     )
 
 
