@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -177,9 +178,6 @@ class Tokenizer:
                 known = (advice_for_json(path) for path in found if files.gguf is None)
                 why = next(filter(None, known), f"{text:.200}")
                 raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
-        self._steps: set[str] | None = None
-        self._longest_bytes: int | None = None
-        self._added: dict[str, int] | None = None
         self._names: dict[str, TemplateNames] = {}
         self._takes_tools = False
         self._tokenizer.model_max_length = (
@@ -342,12 +340,10 @@ class Tokenizer:
         added = self.added_tokens
         return {added[text]: text for text in texts if text in added}
 
-    @property
+    @cached_property
     def added_tokens(self) -> Mapping[str, int]:
         """Tokens that were added to the vocabulary, special ones among them, by their names."""
-        if self._added is None:
-            self._added = {str(text): token for token, text in self._tokenizer.added_tokens_decoder.items()}
-        return self._added
+        return {str(text): token for token, text in self._tokenizer.added_tokens_decoder.items()}
 
     @property
     def _specials(self) -> frozenset[str]:
@@ -436,16 +432,12 @@ class Tokenizer:
             if count > bound.tokens:
                 raise TooLongError(count)
 
-    @property
+    @cached_property
     def longest_bytes(self) -> int:
         """Bytes of text that a token stands for at most."""
-        if self._longest_bytes is None:
-            is_bytes = "ByteLevel" in self._decoders()
-            pieces = self._tokenizer.get_vocab()
-            self._longest_bytes = max(
-                (len(piece) if is_bytes else len(piece.encode()) for piece in pieces), default=1
-            )
-        return self._longest_bytes
+        is_bytes = "ByteLevel" in self._decoders
+        pieces = self._tokenizer.get_vocab()
+        return max((len(piece) if is_bytes else len(piece.encode()) for piece in pieces), default=1)
 
     @property
     def is_in_channels(self) -> bool:
@@ -477,13 +469,13 @@ class Tokenizer:
 
     def _piece_bytes(self, token: int, piece: str) -> bytes:
         """What a token that was not added to the vocabulary stands for, by how that writes it."""
-        if self._decoders() & {"ByteLevel"}:
+        if "ByteLevel" in self._decoders:
             return b"".join(
                 _BYTES[character] if character in _BYTES else character.encode() for character in piece
             )
         if found := _BYTE_TOKEN.fullmatch(piece):
             return bytes.fromhex(found[1])
-        if self._decoders():
+        if self._decoders:
             return piece.replace("\u2581", " ").encode()
         return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
 
@@ -515,14 +507,13 @@ class Tokenizer:
         except ValueError as error:
             raise InputError(f"the tokenizer of {self._model!r}: {error}") from None
 
+    @cached_property
     def _decoders(self) -> set[str]:
         """The kinds of the steps by which the tokenizers library makes text of tokens; none for a tokenizer
         of another library."""
-        if self._steps is None:
-            decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
-            state = {} if decoder is None else json.loads(decoder.__getstate__())
-            self._steps = {str(step.get("type")) for step in [state, *state.get("decoders", ())] if step}
-        return self._steps
+        decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
+        state = {} if decoder is None else json.loads(decoder.__getstate__())
+        return {str(step.get("type")) for step in [state, *state.get("decoders", ())] if step}
 
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:

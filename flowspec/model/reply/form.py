@@ -236,6 +236,8 @@ class TagReader:
     def __init__(self, form: ReplyForm) -> None:
         self._form = form
         self._marks = () if form.calls is None else form.calls.marks
+        self._thoughts = form.thoughts
+        """Those with which the reply may still begin."""
         self._text = ""
         self._call: CallReader | None = None
         self._is_stripped = False
@@ -270,14 +272,15 @@ class TagReader:
         would have gone on with it."""
         if not self._form.is_bound:
             return 0
-        thoughts = self._form.thoughts if self._state == self._begin else None
+        thoughts = self._thoughts if self._state == self._begin else None
         return unfinished(text, (*self._marks, *(() if thoughts is None else (thoughts.begin,))))
 
     # Each state takes of the text what it can, and returns whether there is more to do.
 
     def _begin(self) -> bool:
-        """At the reply's beginning, where it may think, or call a tool without a mark."""
-        thoughts = self._form.thoughts
+        """At the reply's beginning, where it may think, and behind thoughts; at both places it may call a
+        tool without a mark."""
+        thoughts = self._thoughts
         text = self._text.lstrip()
         if not text and (thoughts is not None or self._is_bare):
             return False
@@ -304,23 +307,13 @@ class TagReader:
             self._say("thought", self._text[:at].rstrip())
             self._text = self._text[at + len(thoughts.end) :]
             self.is_thinking, self._is_stripped, self._has_begun = False, True, False
-            self._state = self._behind_thought
+            self._state, self._thoughts = self._begin, None
             return True
         keep = unfinished(self._text, (thoughts.end,))
         sure = len(self._text[: len(self._text) - keep].rstrip())
         self._say("thought", self._text[:sure])
         self._text = self._text[sure:]
         return False
-
-    def _behind_thought(self) -> bool:
-        """Where a call may stand without a mark, too."""
-        text = self._text.lstrip()
-        if not text:
-            return False
-        if self._is_bare and text.startswith("{"):
-            return self._open("")
-        self._state = self._content
-        return True
 
     def _content(self) -> bool:
         if self._is_stripped:
