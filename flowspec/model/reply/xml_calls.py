@@ -45,33 +45,27 @@ class XmlCalls:
         while at >= 0:
             rest = seam[at + len(END) :]
             whole = "".join(self._pieces)
-            body = whole[: len(whole) - len(rest) - len(END)]
             self._ends += 1
-            if self._ends >= _ENDS_MAX or not self._is_within_value(body):
-                return self._calls(body, END), rest
-            at = seam.find(END, at + 1)
+            try:
+                return self._calls(whole[: len(whole) - len(rest) - len(END)], END), rest
+            except UnfinishedError:
+                at = seam.find(END, at + 1)
         self._seam = seam[max(0, len(seam) - len(END) + 1) :]
         return [], None
 
     def finish(self) -> list[Part]:
         return self._calls("".join(self._pieces), "")
 
-    def _is_within_value(self, body: str) -> bool:
-        try:
-            xml_calls(self._begin + body, self._tools)
-        except UnfinishedError:
-            return True
-        except ValueError:
-            pass
-        return False
-
     def _calls(self, body: str, end: str) -> list[Part]:
+        """Raises `UnfinishedError` for an `end` within a value."""
         try:
             calls = [
                 (name, whole_characters(json.dumps(arguments, ensure_ascii=False)))
                 for name, arguments in xml_calls(self._begin + body, self._tools)
             ]
-        except ValueError:
+        except ValueError as error:
+            if end and isinstance(error, UnfinishedError) and self._ends < _ENDS_MAX:
+                raise
             calls = []
         if not calls:
             return [Part("content", self._mark + body + end)]
