@@ -15,9 +15,9 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
+from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.file import KEPT_TYPES
 from flowspec.model.spec import experts_of, heads_of
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
@@ -47,7 +47,7 @@ RANDOM = {
 }
 """Types that the gguf package cannot pack: where float16 lie in a block, each with a value that makes weights
 about as large as small checkpoints'."""
-KEPT = tuple(map(GGMLQuantizationType.__getitem__, KEPT_TYPES))
+KEPT = tuple(map(GGMLQuantizationType.__getitem__, FORMS))
 """Types with which layers compute as they are."""
 ARCHITECTURES = {
     "mistral": "llama",

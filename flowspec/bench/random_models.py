@@ -107,10 +107,6 @@ class _RandomTensors(Tensors):
         whole, other = FINER if is_finer else ROUNDER
         return other if self.shape(name)[1] % FORMS[whole].unit else whole
 
-    def packed_bytes(self, name: str) -> int:
-        outputs, inputs = self.shape(name)
-        return FORMS[self.form(name)].panel_bytes(inputs, outputs)
-
     def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         outputs, inputs = shape
         return random_panels(FORMS[self.form(name)], outputs, inputs, self._random)

@@ -10,7 +10,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family, MtpLayout
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
-from flowspec.model.tensors import Tensors
+from flowspec.model.tensors import Tensors, TensorsOver
 
 NONE = "has none that FlowSpec reads"
 _LAYER = f"{PLAIN_ROOT.prefix}layers.0."
@@ -66,13 +66,13 @@ def _obstacle(files: ModelFiles, config: Any, family: Family | None) -> str:
     return ""
 
 
-class MtpTensors(Tensors):
+class MtpTensors(TensorsOver):
     """Over the `raw` tensors of a checkpoint: its MTP layer as the one layer of a model, whose embedding and
     `lm_head` are the `shared` tensors of the checkpoint, one tensor where they are tied, unless the layer
     has its own."""
 
     def __init__(self, raw: Tensors, layout: MtpLayout, layers: int, shared: tuple[str, str]) -> None:
-        self._raw = raw
+        super().__init__(raw)
         self._prefix = layout.prefix.format(layers)
         self._layer = self._prefix + layout.layer
         self._beside = {
@@ -99,37 +99,10 @@ class MtpTensors(Tensors):
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
-    def _file(self, name: str) -> str:
+    def raw_name(self, name: str) -> str:
         """What the checkpoint calls a tensor, or would if it had it."""
         if name in self._files or name in self._shared:
             return self._files.get(name, self._shared.get(name, name))
         stem, _, leaf = name.rpartition(".")
         theirs = self._beside.get(stem)
         return f"{self._prefix}{theirs}.{leaf}" if theirs else self._layer + name.removeprefix(_LAYER)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._raw.shape(self._file(name))
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        return self._raw.files_of(self._file(name))
-
-    def load(self, name: str, shape: tuple[int, ...]) -> Any:
-        return self._raw.load(self._file(name), shape)
-
-    def copy_into(self, name: str, part: Any) -> None:
-        self._raw.copy_into(self._file(name), part)
-
-    def form(self, name: str) -> str:
-        return self._raw.form(self._file(name))
-
-    def is_rounded_anew(self, name: str) -> bool:
-        return self._raw.is_rounded_anew(self._file(name))
-
-    def packed_bytes(self, name: str) -> int:
-        return self._raw.packed_bytes(self._file(name))
-
-    def panels(self, name: str, shape: tuple[int, ...]) -> Any:
-        return self._raw.panels(self._file(name), shape)
-
-    def input_order(self, name: str) -> Any:
-        return self._raw.input_order(self._file(name))

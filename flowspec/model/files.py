@@ -20,28 +20,22 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
 from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file
-from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
+from flowspec.model.families import FAMILIES, Family, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_file
 from flowspec.model.imports import IMPORTING
-from flowspec.model.joined_experts import JoinedExperts, StackedExperts
+from flowspec.model.joined_experts import joined_experts, stacked_experts
 from flowspec.model.json_files import read_json
-from flowspec.model.layer_by_layer import LayerByLayer
+from flowspec.model.layer_by_layer import layer_views
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors
-from flowspec.model.safetensors_file import (
-    ELEMENT_BYTES,
-    LEVEL_BYTES,
-    SafetensorsTensors,
-    read_header,
-    written_extents,
-)
+from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors, read_header
 from flowspec.model.spec import spec_of
 from flowspec.model.support import check_built, check_config, family_of
-from flowspec.model.tensors import Extents, Tensors
+from flowspec.model.tensors import Extents, Tensors, Views
 
 BUNDLED = "bundled"
 TOY = "bundled toy of 11 million parameters"
@@ -227,10 +221,10 @@ class ModelFiles:
         """Raises `InputError` when weight files of a local folder are missing, cut short or never written to
         their end; fetches nothing from the hub."""
         if self.gguf is not None:
-            check_written(map(self.gguf_file.extent, self.gguf_file))
+            check_written(self.gguf_file.tensors.values())
         elif self.folder is not None:
             for name in sorted(set(self.file_map().values())):
-                check_written(written_extents(self.path(name)))
+                check_written(read_header(self.path(name)).values())
 
     def config(self) -> Any:
         """The transformers config, of a multimodal model that of its decoder."""
@@ -269,10 +263,7 @@ class ModelFiles:
         of `tensors`."""
         if self.gguf is not None:
             return dict.fromkeys(self.tensors(), self.gguf.name)
-        found = self.file_map()
-        if self.scheme is None and not self.joins_experts and not self.has_layer_inputs:
-            return found
-        tensors = self.tensors()
+        found, tensors = self.file_map(), self.tensors()
         return {name: found[tensors.files_of(name)[0]] for name in tensors}
 
     def file_map(self) -> dict[str, str]:
@@ -304,34 +295,27 @@ class ModelFiles:
 
     def under_scheme(self, raw: Tensors) -> Tensors:
         """The tensors that a checkpoint's `raw` ones stand for."""
-        if self.joins_experts:
-            raw = JoinedExperts(self.model, raw, self.spec.experts)
-        elif self.stacks_experts:
-            raw = StackedExperts(self.model, raw, self.spec.experts)
+        model, family = self.model, self._family
+        if family is not None and family.joins_experts:
+            raw = Views(model, raw, joined_experts(model, raw, self.spec.experts))
+        elif family is not None and family.stacked and self.scheme is not None:
+            raw = Views(model, raw, stacked_experts(model, raw, self.spec.experts))
         if self.scheme is not None:
-            raw = PrequantisedTensors(self.model, self.scheme, raw)
-        if self.has_layer_inputs:
-            raw = LayerByLayer(self.model, raw, self.raw_config()["num_hidden_layers"])
+            raw = PrequantisedTensors(model, self.scheme, raw)
+        if family is not None and family.has_layer_inputs:
+            raw = Views(model, raw, layer_views(model, raw, self.raw_config()["num_hidden_layers"]))
         return raw
 
     @property
-    def joins_experts(self) -> bool:
-        """Whether its safetensors hold all experts of a layer in one tensor (`joined_experts.py`)."""
-        family = FAMILIES.get(str(self.raw_config().get("model_type")))
-        return self.gguf is None and family is not None and family.joins_experts
+    def has_views(self) -> bool:
+        """Whether several of its tensors may be parts of one in its safetensors."""
+        family = self._family
+        is_stacked = family is not None and bool(family.stacked) and self.scheme is not None
+        return family is not None and (family.joins_experts or family.has_layer_inputs or is_stacked)
 
     @property
-    def stacks_experts(self) -> bool:
-        """Whether its safetensors are quantised and may hold all experts of a layer in one tensor
-        (`joined_experts.py`), of which each is packed by itself."""
-        family = FAMILIES.get(str(self.raw_config().get("model_type")))
-        return self.scheme is not None and family is not None and bool(family.stacked)
-
-    @property
-    def has_layer_inputs(self) -> bool:
-        """Whether its safetensors may hold parts of all layers in one tensor (`layer_by_layer.py`)."""
-        family = FAMILIES.get(str(self.raw_config().get("model_type")))
-        return self.gguf is None and family is not None and family.has_layer_inputs
+    def _family(self) -> Family | None:
+        return FAMILIES.get(str(self.raw_config().get("model_type")))
 
     def extents(self) -> Extents:
         """The tensors under the names that they have in the files, and where each lies."""

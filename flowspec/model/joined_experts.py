@@ -11,106 +11,69 @@ matrix, since a block of outputs that share a scale may reach from one into the 
 
 from __future__ import annotations
 
+import functools
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import Numbers
-from flowspec.model.tensors import PartsOfTensors, Tensors
+from flowspec.model.tensors import View
 
 _JOINED = re.compile(r"(.+\.experts\.)(gate_up|down)_proj(|_bias|_blocks|_scales)")
+_STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(|_scale_inv)")
 _NUMBERS, _BLOCKS = "", "_blocks"
 _LEAVES = {_NUMBERS: "weight", "_bias": "bias", _BLOCKS: "weight_packed", "_scales": "weight_scale"}
 _AXES = {_NUMBERS: 3, "_bias": 2, _BLOCKS: 4, "_scales": 3}
 _PARTS = {"gate_up": ("gate", "up"), "down": ("down",)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """One expert's part of a tensor that ends with `suffix`: of its outputs every `step`-th from `first`."""
-
-    tensor: str
-    suffix: str
-    expert: int
-    first: int
-    step: int
-
-
-class JoinedExperts(PartsOfTensors[_Place]):
-    """Over the `raw` tensors of a checkpoint whose layers have so many `experts`; all others as they are."""
-
-    def __init__(self, model: str, raw: Tensors, experts: int) -> None:
-        super().__init__(model, raw)
-        self._experts = experts
-        for tensor in raw:
-            found = _JOINED.fullmatch(tensor)
-            if found is None:
-                self._places[tensor] = None
-                continue
-            stem, kind, suffix = found.groups()
-            parts = _PARTS[kind]
-            for expert in range(experts):
-                for first, part in enumerate(parts):
-                    name = f"{stem}{expert}.{part}_proj.{_LEAVES[suffix]}"
-                    self._places[name] = _Place(tensor, suffix, expert, first, len(parts))
-
-    def _shape_of(self, place: _Place) -> tuple[int, ...]:
-        whole = self._raw.shape(place.tensor)
-        outputs = whole[-1 if place.suffix == _NUMBERS else 1] if len(whole) > 1 else 0
-        if len(whole) != _AXES[place.suffix] or whole[0] != self._experts or outputs % place.step:
-            raise InputError(
-                f"tensor {place.tensor} of {self._model!r}: expected {self._experts} experts and "
-                f"{_AXES[place.suffix]} axes by config.json, got the shape {list(whole)}"
-            )
-        outputs //= place.step
-        if place.suffix == _NUMBERS:
-            return outputs, whole[1]
-        if place.suffix == _BLOCKS:
-            return outputs, whole[2] * whole[3]
-        return outputs, *whole[2:]
-
-    def _part(self, place: _Place, whole: Numbers) -> Numbers:
-        part = whole[place.expert]
-        if place.suffix == _NUMBERS:
-            part = part.T
-        part = part[place.first :: place.step]
-        return part.reshape(len(part), -1) if place.suffix == _BLOCKS else part
+def joined_experts(model: str, tensors: Iterable[str], experts: int) -> dict[str, View]:
+    """Of GPT-OSS's checkpoints, whose layers have so many `experts`."""
+    views = {}
+    for tensor in tensors:
+        if (match := _JOINED.fullmatch(tensor)) is None:
+            continue
+        stem, kind, suffix = match.groups()
+        parts = _PARTS[kind]
+        for expert in range(experts):
+            for first, part in enumerate(parts):
+                turn = slice(first, None, len(parts))
+                of = functools.partial(_expert_in_turns, model, tensor, suffix, experts, expert, turn)
+                views[f"{stem}{expert}.{part}_proj.{_LEAVES[suffix]}"] = View(tensor, of)
+    return views
 
 
-_STACKED = re.compile(r"(.+\.experts)\.(gate_up_proj|down_proj)(|_scale_inv)")
+def _expert_in_turns(
+    model: str, tensor: str, suffix: str, experts: int, expert: int, turn: slice, whole: Numbers
+) -> Numbers:
+    outputs = whole.shape[-1 if suffix == _NUMBERS else 1] if whole.ndim > 1 else 0
+    if whole.ndim != _AXES[suffix] or len(whole) != experts or outputs % turn.step:
+        raise InputError(
+            f"tensor {tensor} of {model!r}: expected {experts} experts and {_AXES[suffix]} axes by "
+            f"config.json, got the shape {list(whole.shape)}"
+        )
+    part = (whole[expert].T if suffix == _NUMBERS else whole[expert])[turn]
+    return part.reshape(len(part), -1) if suffix == _BLOCKS else part
 
 
-@dataclass(frozen=True, slots=True)
-class _Expert:
-    """One expert's part of a tensor."""
+def stacked_experts(model: str, tensors: Iterable[str], experts: int) -> dict[str, View]:
+    """As `joined_experts`, of families whose matrices have their outputs first."""
+    views = {}
+    for tensor in tensors:
+        if (match := _STACKED.fullmatch(tensor)) is None:
+            continue
+        stem, kind, suffix = match.groups()
+        for expert in range(experts):
+            of = functools.partial(_expert, model, tensor, experts, expert)
+            views[f"{stem}.{expert}.{kind}.weight{suffix}"] = View(tensor, of)
+    return views
 
-    tensor: str
-    expert: int
 
-
-class StackedExperts(PartsOfTensors[_Expert]):
-    """As `JoinedExperts`, of families whose matrices have their outputs first."""
-
-    def __init__(self, model: str, raw: Tensors, experts: int) -> None:
-        super().__init__(model, raw)
-        self._experts = experts
-        for tensor in raw:
-            found = _STACKED.fullmatch(tensor)
-            if found is None or not experts:  # what no module has a place for is to be seen
-                self._places[tensor] = None
-                continue
-            stem, kind, suffix = found.groups()
-            for expert in range(experts):
-                self._places[f"{stem}.{expert}.{kind}.weight{suffix}"] = _Expert(tensor, expert)
-
-    def _shape_of(self, place: _Expert) -> tuple[int, ...]:
-        whole = self._raw.shape(place.tensor)
-        if not whole or whole[0] != self._experts:
-            raise InputError(
-                f"tensor {place.tensor} of {self._model!r}: expected {self._experts} experts by config.json, "
-                f"got the shape {list(whole)}"
-            )
-        return whole[1:]
-
-    def _part(self, place: _Expert, whole: Numbers) -> Numbers:
-        return whole[place.expert]
+def _expert(model: str, tensor: str, experts: int, expert: int, whole: Numbers) -> Numbers:
+    if whole.shape[:1] != (experts,):
+        raise InputError(
+            f"tensor {tensor} of {model!r}: expected {experts} experts by config.json, got the shape "
+            f"{list(whole.shape)}"
+        )
+    part: Numbers = whole[expert]
+    return part

@@ -18,13 +18,12 @@ from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.model.arithmetic.arrays import F32, Numbers
 from flowspec.model.damage import instead
-from flowspec.model.tensors import Extent, Tensors, check_shape
+from flowspec.model.tensors import Extent, Tensors
 
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 """Of the dtypes that are loaded, by the names that these files have for them."""
-WHOLE_BYTES = {"I64": 8, "I32": 4, "I8": 1, "U8": 1}
 FLOATS8 = "F8_E4M3"
-LEVEL_BYTES = {**WHOLE_BYTES, FLOATS8: 1}
+LEVEL_BYTES = {"I64": 8, "I32": 4, "I8": 1, "U8": 1, FLOATS8: 1}
 """Of those that quantised checkpoints have beside them."""
 DTYPES: Mapping[str, npt.DTypeLike] = {
     **{"F64": np.float64, "F32": np.float32, "BF16": np.uint16, "F16": np.float16, "BOOL": np.bool_},
@@ -33,8 +32,9 @@ DTYPES: Mapping[str, npt.DTypeLike] = {
 """As numpy has them; of bfloat16, and of floats of 8 bits, their bits."""
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """Tensor name -> dtype, shape, offsets. Checks the file's length; raises `InputError`."""
+def read_header(path: Path) -> dict[str, Extent]:
+    """Where each tensor lies, of whatever dtype, as raw bytes, little-endian and row-major. Checks the file's
+    length; raises `InputError`."""
     try:
         with path.open("rb") as file:
             begin = file.read(8)
@@ -46,13 +46,14 @@ def read_header(path: Path) -> dict[str, Any]:
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
         if not all(
-            isinstance(entry["dtype"], str) and _is_shape(entry["shape"]) for entry in header.values()
+            isinstance(entry["dtype"], str) and _are_sizes(entry["shape"], limits.TENSOR_AXES_MAX)
+            for entry in header.values()
         ):
             raise ValueError("a header of other content")
-        ends = [entry["data_offsets"][1] for entry in header.values()]
-        if not all(type(end) is int and 0 <= end <= limits.ID_MAX for end in ends):
+        offsets = {name: entry["data_offsets"] for name, entry in header.items()}
+        if not all(_are_sizes(both, 2) and len(both) == 2 for both in offsets.values()):
             raise ValueError("a header with other offsets")
-        end = 8 + size + max(ends, default=0)
+        length = 8 + size + max((end for _, end in offsets.values()), default=0)
     except (
         OSError,
         ValueError,
@@ -62,33 +63,28 @@ def read_header(path: Path) -> dict[str, Any]:
         RecursionError,
     ) as error:
         raise InputError(f"{path} is not a safetensors file{instead(path, error)}") from None
-    if path.stat().st_size != end:
+    if path.stat().st_size != length:
         raise InputError(
-            f"{path} is incomplete: expected {end} bytes, got {path.stat().st_size}; copy it again"
+            f"{path} is incomplete: expected {length} bytes, got {path.stat().st_size}; copy it again"
         )
-    return dict(header)
-
-
-def written_extents(path: Path) -> list[Extent]:
-    """Where each tensor lies, of whatever dtype; raises `InputError`."""
-    header = read_header(path)
-    data = _data_offset(path, header)
-    return [
-        Extent(
+    return {
+        name: Extent(
             path=path,
-            offset=data + entry["data_offsets"][0],
-            size_bytes=entry["data_offsets"][1] - entry["data_offsets"][0],
-            dtype=entry["dtype"],
-            shape=tuple(entry["shape"]),
+            offset=8 + size + begin,
+            size_bytes=end - begin,
+            dtype=header[name]["dtype"],
+            shape=tuple(header[name]["shape"]),
         )
-        for entry in header.values()
-        if type(entry["data_offsets"][0]) is int and entry["data_offsets"][0] >= 0
-    ]
+        for name, (begin, end) in offsets.items()
+    }
 
 
-def _data_offset(path: Path, header: dict[str, Any]) -> int:
-    """Where the data begin: the header's check made sure that they end where the file does."""
-    return path.stat().st_size - max((entry["data_offsets"][1] for entry in header.values()), default=0)
+def _are_sizes(value: Any, count_max: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) <= count_max
+        and all(type(size) is int and 0 <= size <= limits.ID_MAX for size in value)
+    )
 
 
 def mapped(extent: Extent) -> npt.NDArray[Any]:
@@ -114,16 +110,9 @@ def mapped(extent: Extent) -> npt.NDArray[Any]:
     return numbers.view(dtype).reshape(extent.shape)
 
 
-def level_type(dtype: str) -> str:
-    """The dtype where it is one of levels; else empty."""
-    return dtype if dtype in LEVEL_BYTES else ""
-
-
 def load_mapped(path: Path) -> dict[str, npt.NDArray[Any]]:
     """All tensors of a file that FlowSpec wrote, by name, as `mapped`."""
-    return {
-        name: mapped(extent) for name, extent in zip(read_header(path), written_extents(path), strict=True)
-    }
+    return {name: mapped(extent) for name, extent in read_header(path).items()}
 
 
 def floats8(bits: npt.NDArray[np.uint8]) -> F32:
@@ -142,15 +131,32 @@ def _table8() -> F32:
 _FLOATS8 = _table8()
 
 
-def _is_shape(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= limits.TENSOR_AXES_MAX
-        and all(type(size) is int and 0 <= size <= limits.ID_MAX for size in value)
-    )
+class RawTensors(Tensors):
+    """Tensors that lie in files as raw bytes, each in its `extent`."""
+
+    def extent(self, name: str) -> Extent:
+        """Where a tensor lies; raises `InputError` where there is none, or of a dtype that is not loaded."""
+        raise NotImplementedError
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.extent(name).shape
+
+    def level_type(self, name: str) -> str:
+        dtype = self.extent(name).dtype
+        return dtype if dtype in LEVEL_BYTES else ""
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+        """Over the memory-mapped file, as `mapped`."""
+        self.check_shape(name, shape)
+        try:
+            return mapped(self.extent(name))
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"cannot read {name} of {self.model!r}: {first_line(error)}; start again"
+            ) from None
 
 
-class SafetensorsTensors(Tensors):
+class SafetensorsTensors(RawTensors):
     """The tensors of a model's safetensors files, which are found by `path` when they are read."""
 
     def __init__(
@@ -161,12 +167,11 @@ class SafetensorsTensors(Tensors):
         element_bytes: Mapping[str, int] = ELEMENT_BYTES,
     ) -> None:
         """`file_of` says which file holds which tensor; `element_bytes` of each dtype that one may have."""
-        self._model = model
+        self.model = model
         self._element_bytes = element_bytes
         self._file_of = file_of
         self._path = path
-        self._opened: dict[str, tuple[Path, int, dict[str, Any]]] = {}
-        """Of each file its path, where its data begin, and its header."""
+        self._headers: dict[str, dict[str, Extent]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -174,60 +179,29 @@ class SafetensorsTensors(Tensors):
     def __iter__(self) -> Iterator[str]:
         return iter(self._file_of)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._entry(name)[2]["shape"])
-
     def extent(self, name: str) -> Extent:
-        """Where the tensor lies as raw bytes, little-endian and row-major. Raises `InputError` for a header
-        that contradicts itself."""
-        path, data, entry = self._entry(name)
-        begin, end = entry["data_offsets"][:2]
-        size_bytes = math.prod(entry["shape"]) * self._element_bytes[entry["dtype"]]
-        if type(begin) is not int or begin < 0 or end - begin != size_bytes:
-            raise InputError(
-                f"{path}: {name}: expected {size_bytes} bytes by its shape, got the offsets "
-                f"{entry['data_offsets']}"
-            )
-        return Extent(
-            path=path,
-            offset=data + begin,
-            size_bytes=size_bytes,
-            dtype=entry["dtype"],
-            shape=tuple(entry["shape"]),
-        )
-
-    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        """Over the memory-mapped file, as `mapped`."""
-        check_shape(name, self._model, shape, self.shape(name))
-        try:
-            return mapped(self.extent(name))
-        except (OSError, ValueError) as error:
-            raise InputError(f"cannot read {name} of {self._model!r}: {first_line(error)}") from None
-
-    def level_type(self, name: str) -> str:
-        return level_type(self._entry(name)[2]["dtype"])
-
-    def _entry(self, name: str) -> tuple[Path, int, dict[str, Any]]:
-        """The path of a tensor's file, where its data begin, and what its header says of the tensor."""
         if name not in self._file_of:
             raise InputError(
-                f"model {self._model!r} has no tensor {name}; the folder may be incomplete or of "
+                f"model {self.model!r} has no tensor {name}; the folder may be incomplete or of "
                 "another family"
             )
         file = self._file_of[name]
-        if file not in self._opened:
-            path = self._path(file)
-            header = read_header(path)
-            self._opened[file] = path, _data_offset(path, header), header
-        path, data, header = self._opened[file]
-        entry = header.get(name)
-        if entry is None:
+        if file not in self._headers:
+            self._headers[file] = read_header(self._path(file))
+        found = self._headers[file].get(name)
+        if found is None:
             raise InputError(
-                f"{file} of {self._model!r} should hold {name} by its index, but does not; copy it again"
+                f"{file} of {self.model!r} should hold {name} by its index, but does not; copy it again"
             )
-        if entry["dtype"] not in self._element_bytes:
+        if found.dtype not in self._element_bytes:
             raise InputError(
-                f"tensor {name} of {self._model!r} is {entry['dtype']}; expected one of "
+                f"tensor {name} of {self.model!r} is {found.dtype}; expected one of "
                 f"{', '.join(self._element_bytes)}"
             )
-        return path, data, entry
+        size_bytes = math.prod(found.shape) * self._element_bytes[found.dtype]
+        if found.size_bytes != size_bytes:
+            raise InputError(
+                f"{found.path}: {name}: expected {size_bytes} bytes by its shape, got {found.size_bytes} by "
+                "its offsets; copy the file again"
+            )
+        return found

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.arrays import Numbers, fill
+from flowspec.model.arithmetic.arrays import I64, Numbers, fill, room
+from flowspec.model.arithmetic.levels import as_q8_0
+from flowspec.model.arithmetic.packed import FORMS, PANEL, Levels, packed
 
 ROUNDED_ANEW = "Q8_0"
 """The form of a matrix that has none of its own, among others that are packed: numbers in 16 bits or more,
 floats of 8 bits, groups in no order."""
+BLOCK_NUMBERS = 1 << 20
+"""So many are unpacked at once."""
 Panels = npt.NDArray[np.uint8]
 """`[panels, units, unit_bytes]`, as `arithmetic.packed` says."""
 
@@ -39,10 +43,14 @@ class Extents(Protocol):
 
 
 class Tensors(ABC):
-    """Shapes and sizes of a model's tensors, and the tensors themselves, one at a time.
+    """Shapes of a model's tensors, and the tensors themselves, one at a time.
 
     Names are those that transformers has for them. Numbers are numpy's, and bfloat16 are their bits, uint16.
     """
+
+    model = ""
+    source = "config.json"
+    """What shapes follow from."""
 
     @abstractmethod
     def __contains__(self, name: str) -> bool: ...
@@ -54,30 +62,18 @@ class Tensors(ABC):
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape; nothing is loaded. Raises `InputError` where the model has no such tensor."""
 
-    def element_count(self, name: str) -> int:
-        return math.prod(self.shape(name))
+    @abstractmethod
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+        """A tensor, to be read only. Raises `InputError` where it has another shape."""
 
     def files_of(self, name: str) -> tuple[str, ...]:
         """The tensors that it is read from, by the names that files have for them."""
         return (name,)
 
-    @abstractmethod
-    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        """A tensor, to be read only. Raises `InputError` where it has another shape."""
-
     def level_type(self, name: str) -> str:
         """What files call the dtype of a tensor of levels, which are no numbers without their scales; else
         empty."""
         return ""
-
-    def copy_into(self, name: str, part: Numbers) -> None:
-        """Copies a tensor into `part`, in its dtype. Checks the shape."""
-        fill(part, self.load(name, part.shape))
-
-    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
-        """`copy_into` of several, by name; what the files have of them in turns is read once."""
-        for name, part in parts.items():
-            self.copy_into(name, part)
 
     def form(self, name: str) -> str:
         """ggml's name of the form in which a file packs a tensor, one of `arithmetic.packed.FORMS`; empty for
@@ -88,114 +84,181 @@ class Tensors(ABC):
         """Whether `panels` are but the nearest that its form has to what `load` gives."""
         return False
 
+    def input_order(self, name: str) -> I64 | None:
+        """Which of a matrix's inputs each one of its `panels` is, int64 `[in]`; None: they are the same."""
+        return None
+
+    def rows(self, name: str, first: int, end: int) -> Numbers:
+        """Some rows of a tensor. Only while they are held, what was read counts as this process's memory."""
+        return self.load(name, self.shape(name))[first:end]
+
+    def levels(self, name: str, first: int, end: int) -> Levels:
+        """Some rows of a matrix in its form."""
+        return as_q8_0(self.rows(name, first, end))
+
+    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        """Raises `InputError` for a tensor that has not the shape that follows from `source`."""
+        if tuple(expected) != self.shape(name):
+            raise InputError(
+                f"tensor {name} of {self.model!r}: expected shape {list(expected)} by {self.source}, got "
+                f"{list(self.shape(name))}"
+            )
+
+    def element_count(self, name: str) -> int:
+        return math.prod(self.shape(name))
+
+    def copy_into(self, name: str, part: Numbers) -> None:
+        """Copies a tensor into `part`, in its dtype. Checks the shape."""
+        self.copy_together({name: part})
+
+    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
+        """`copy_into` of several of one shape, by name; what the files have of them in turns is read once."""
+        for name, part in parts.items():
+            self.check_shape(name, part.shape)
+            if not part.ndim:
+                fill(part, self.load(name, part.shape))
+        for first, end in _blocks([part.shape for part in parts.values()]):
+            for name, part in parts.items():
+                fill(part[first:end], self.rows(name, first, end))
+
     def packed_bytes(self, name: str) -> int:
         """What a matrix that has a `form` takes so packed."""
-        raise NotImplementedError
+        outputs, inputs = self.shape(name)
+        return FORMS[self.form(name)].panel_bytes(inputs, outputs)
 
     def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
         """A matrix that has a `form`, as it is packed: panels. Raises `InputError` where it has another
         shape."""
-        raise NotImplementedError
+        return self.panels_together({name: shape})[name]
 
     def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Panels]:
-        """`panels` of several, by name; what the files have of them in turns is read once."""
-        return {name: self.panels(name, shape) for name, shape in shapes.items()}
-
-    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
-        """Which of a matrix's inputs each one of its `panels` is, int64 `[in]`; None: they are the same."""
-        return None
-
-
-class Place(Protocol):
-    """Where a tensor is found that has another name than files have for it."""
-
-    @property
-    def tensor(self) -> str:
-        """The tensor that it is read from, or is a part of."""
+        """`panels` of several of one shape, by name; what the files have of them in turns is read once."""
+        found = {}
+        for name, shape in shapes.items():
+            self.check_shape(name, shape)
+            form, (outputs, inputs) = FORMS[self.form(name)], shape
+            size = -(-outputs // PANEL), -(-inputs // form.unit), form.unit_bytes
+            found[name] = room(size, np.uint8)
+        for first, end in _blocks([*shapes.values()]):
+            for name, panels in found.items():
+                own = packed(FORMS[self.form(name)], self.levels(name, first, end))
+                panels[first // PANEL : first // PANEL + len(own)] = own
+        return found
 
 
-PlaceT = TypeVar("PlaceT", bound=Place)
+def _blocks(shapes: list[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
+    """Whole panels of rows, from one to another, of tensors that all have the first of these shapes."""
+    rows, *inputs = (shapes[0] if shapes else ()) or (0,)
+    step = max(PANEL, BLOCK_NUMBERS // max(1, math.prod(inputs)) // PANEL * PANEL)
+    for first in range(0, rows, step):
+        yield first, min(rows, first + step)
 
 
-class PlacedTensors(Tensors, Generic[PlaceT]):
-    """Tensors with names of their own; None is the place of one that keeps its name."""
+class TensorsOver(Tensors):
+    """The `raw` tensors, each by the name that `raw_name` gives it."""
 
-    _places: Mapping[str, PlaceT | None]
+    def __init__(self, raw: Tensors) -> None:
+        self._raw = raw
+
+    def raw_name(self, name: str) -> str:
+        return name
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._raw
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        place = self._places.get(name)
-        return (name if place is None else place.tensor,)
-
-
-class PartsOfTensors(PlacedTensors[PlaceT]):
-    """Over the `raw` tensors of a checkpoint: parts of some, under the names of their places, and the others
-    as they are."""
-
-    def __init__(self, model: str, raw: Tensors) -> None:
-        self._model = model
-        self._raw = raw
-        self._places: dict[str, PlaceT | None] = {}
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        (tensor,) = super().files_of(name)
-        return self._raw.files_of(tensor)
+        return iter(self._raw)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        place = self._places.get(name)
-        return self._raw.shape(name) if place is None else self._shape_of(place)
+        return self._raw.shape(self.raw_name(name))
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        check_shape(name, self._model, shape, self.shape(name))
-        place = self._places.get(name)
-        if place is None:
-            return self._raw.load(name, shape)
-        return self._part(place, self._raw.load(place.tensor, self._raw.shape(place.tensor)))
+        return self._raw.load(self.raw_name(name), shape)
 
-    @abstractmethod
-    def _shape_of(self, place: PlaceT) -> tuple[int, ...]:
-        """Of a part; raises `InputError` where the whole cannot have it."""
-
-    @abstractmethod
-    def _part(self, place: PlaceT, whole: Numbers) -> Numbers:
-        """Of the whole tensor."""
+    def files_of(self, name: str) -> tuple[str, ...]:
+        return self._raw.files_of(self.raw_name(name))
 
     def level_type(self, name: str) -> str:
-        place = self._places.get(name)
-        return self._raw.level_type(name if place is None else place.tensor)
-
-    def copy_into(self, name: str, part: Numbers) -> None:
-        if self._places.get(name) is None:
-            self._raw.copy_into(name, part)
-        else:
-            super().copy_into(name, part)
+        return self._raw.level_type(self.raw_name(name))
 
     def form(self, name: str) -> str:
-        return self._raw.form(name) if self._places.get(name) is None else ""
+        return self._raw.form(self.raw_name(name))
 
     def is_rounded_anew(self, name: str) -> bool:
-        return self._places.get(name) is None and self._raw.is_rounded_anew(name)
+        return self._raw.is_rounded_anew(self.raw_name(name))
 
-    def packed_bytes(self, name: str) -> int:
-        return self._raw.packed_bytes(name)
+    def input_order(self, name: str) -> I64 | None:
+        return self._raw.input_order(self.raw_name(name))
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
-        return self._raw.panels(name, shape)
+    def rows(self, name: str, first: int, end: int) -> Numbers:
+        return self._raw.rows(self.raw_name(name), first, end)
 
-    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
-        return self._raw.input_order(name)
+    def levels(self, name: str, first: int, end: int) -> Levels:
+        return self._raw.levels(self.raw_name(name), first, end)
+
+    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        self._raw.check_shape(self.raw_name(name), expected)
 
 
-def check_shape(
-    name: str, model: str, expected: Sequence[int], found: Sequence[int], source: str = "config.json"
-) -> None:
-    """Raises `InputError` for a tensor that has not the shape that follows from `source`."""
-    if tuple(expected) != tuple(found):
-        raise InputError(
-            f"tensor {name} of {model!r}: expected shape {list(expected)} by {source}, got {list(found)}"
-        )
+class View(NamedTuple):
+    """A part of a checkpoint's `tensor`: `of` it, which copies nothing and raises `InputError` where the
+    whole cannot have it. A part of a matrix that is packed is packed, too, unless it is a table."""
+
+    tensor: str
+    of: Callable[[Numbers], Numbers]
+    is_table: bool = False
+
+
+class Views(TensorsOver):
+    """Over the `raw` tensors of a checkpoint: views of some, by name, and the others as they are."""
+
+    def __init__(self, model: str, raw: Tensors, views: Mapping[str, View]) -> None:
+        super().__init__(raw)
+        self.model = model
+        self._views = views
+        self._names = dict.fromkeys(raw)
+        for name, view in views.items():
+            self._names.pop(view.tensor, None)
+            self._names[name] = None
+
+    def raw_name(self, name: str) -> str:
+        return self._views[name].tensor if name in self._views else name
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        whole = super().shape(name)
+        if name not in self._views:
+            return whole
+        return self._views[name].of(np.broadcast_to(np.uint8(0), whole)).shape
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+        if name not in self._views:
+            return super().load(name, shape)
+        self.check_shape(name, shape)
+        return self._views[name].of(super().load(name, super().shape(name)))
+
+    def form(self, name: str) -> str:
+        if name not in self._views:
+            return super().form(name)
+        return ROUNDED_ANEW if super().form(name) and not self._views[name].is_table else ""
+
+    def is_rounded_anew(self, name: str) -> bool:
+        return bool(self.form(name)) if name in self._views else super().is_rounded_anew(name)
+
+    def input_order(self, name: str) -> I64 | None:
+        return None if name in self._views else super().input_order(name)
+
+    def rows(self, name: str, first: int, end: int) -> Numbers:
+        return Tensors.rows(self, name, first, end) if name in self._views else super().rows(name, first, end)
+
+    def levels(self, name: str, first: int, end: int) -> Levels:
+        whole = name not in self._views
+        return super().levels(name, first, end) if whole else Tensors.levels(self, name, first, end)
+
+    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        (Tensors.check_shape if name in self._views else TensorsOver.check_shape)(self, name, expected)

@@ -8,7 +8,7 @@ slice twice.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ from flowspec.model.parts import (
     Role,
 )
 from flowspec.model.rounding import ROUNDINGS, Rounded
-from flowspec.model.tensors import Tensors
+from flowspec.model.tensors import Panels, Tensors
 
 Owner = int | str
 """A layer, by its number in the model, or one of these."""
@@ -325,56 +325,112 @@ def load_parts(
     check_all_used(spec, span, (*weights.plain, *weights.packed), tensors)
     known = {} if kept is None else kept.of
     weights = weights.without(known)
-    values = _Values(tensors, dtype, engine, progress, store, weights).read()
+    count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
+    shares = iter(np.arange(1, count + 1) / count)
+    reader = _Reader(tensors, dtype, engine, store, lambda: progress(float(next(shares))))
+    packed = reader.filed if dtype == FILED else reader.rounded
+    values: dict[Owner, dict[str, Any]] = {owner: {} for owner in span.owners}
+    for weight, value in itertools.chain(reader.plain(weights.plain), packed(weights.packed)):
+        own = values[weight.owner]
+        own[weight.name] = value
+        order = tensors.input_order(weight.tensors[0]) if dtype == FILED else None
+        if order is not None:
+            own[f"{weight.name.removesuffix('.weight')}.order"] = engine.array(order)
     found: dict[Owner, Any] = {}
-    for owner in span.owners:
+    for owner, own in values.items():
         if owner in known:
             found[owner] = known[owner]
         elif isinstance(owner, int):
-            shape = layer_shape(spec, owner, tensors)
-            found[owner] = shape.parts(values[owner], spec.eps, engine)
+            found[owner] = layer_shape(spec, owner, tensors).parts(own, spec.eps, engine)
         elif owner == NORM:
-            found[owner] = NormPart(weights=values[owner]["weight"], eps=spec.eps)
+            found[owner] = NormPart(weights=own["weight"], eps=spec.eps)
         else:
-            given = values[owner]["weight"]
+            given = own["weight"]
             matrices = given if isinstance(given, tuple) else (engine.matrix(given),)
             linear = Linear(inputs=spec.hidden, matrices=matrices)
             found[owner] = linear if owner == LM_HEAD else matrices[0]
     return SliceParts(found)
 
 
-class _Values:
-    """Of a slice's parameters, as they are read: by owner and name arrays, or matrices."""
+class _Reader:
+    """Reads the parameters of a slice, each one that several share once."""
 
     def __init__(
         self,
         tensors: Tensors,
         dtype: str,
         engine: Engine,
-        progress: Callable[[float], None],
         store: RoundedStore | None,
-        weights: SliceWeights,
+        step: Callable[[], None],
     ) -> None:
         self._tensors, self._dtype, self._engine, self._store = tensors, dtype, engine, store
-        self._weights, self._activations = weights, ACTIVATIONS[dtype]
-        count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
-        done = iter(range(1, count + 1))
-        self._progress, self._done, self._count = progress, done, count
-        self._found: dict[Owner, dict[str, Any]] = {}
+        self._step = step
 
-    def read(self) -> dict[Owner, dict[str, Any]]:
-        self._read_plain()
-        self._read_packed()
-        return self._found
+    def plain(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
+        """Arrays, or matrices of them."""
+        read = {weight.tensors: self._engine.array(given) for weight, given in self._plain_tables(weights)}
+        for weight in weights:
+            if weight.tensors in read:
+                self._steps(weight)
+            else:
+                read[weight.tensors] = self._engine.array(self._numbers(weight))
+            value = read[weight.tensors]
+            if weight.role == "matrix":
+                yield weight, (self._engine.matrix(value),)
+            elif weight.role == "experts":
+                yield weight, tuple((self._engine.matrix(each),) for each in value)
+            else:
+                yield weight, value
 
-    def _step(self) -> None:
-        self._progress(next(self._done) / self._count)
+    def rounded(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
+        """Matrices of levels, from the store where it has them."""
+        for weight in weights:
+            rounded = None if self._store is None else self._store.find(weight)
+            if rounded is not None:
+                self._steps(weight)
+            else:
+                rows = self._numbers(weight).reshape(-1, weight.shape[-1])
+                rounded = ROUNDINGS[self._dtype].round(rows)
+                if self._store is not None:
+                    self._store.keep(weight, rounded)
+            *experts, outputs, inputs = weight.shape
+            matrices = []
+            for first in range(0, math.prod(experts) * outputs, outputs):
+                own = {name: part[first : first + outputs] for name, part in rounded.items()}
+                matrices.append((self._engine.rounded_matrix(self._dtype, own, inputs=inputs),))
+            yield weight, tuple(matrices) if experts else matrices[0]
 
-    def _give(self, weight: Weight, value: Any) -> None:
-        self._found.setdefault(weight.owner, {})[weight.name] = value
+    def filed(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
+        """Matrices as the files pack them."""
+        tables = {weight.tensors[0]: weight.shape for weight in weights if _is_table(weight)}
+        read: dict[tuple[str, ...], tuple[Matrix, ...]] = {}
+        panels = self._tensors.panels_together(tables)
+        for name, shape in tables.items():
+            read[(name,)] = (self._filed(name, panels.pop(name), shape[0]),)
+        for weight in weights:
+            if weight.tensors not in read:
+                shapes = {source.tensor: weight.part_shape(source) for source in weight.sources}
+                read[weight.tensors] = tuple(
+                    self._filed(name, self._tensors.panels(name, shape), shape[0])
+                    for name, shape in shapes.items()
+                )
+            matrices = read[weight.tensors]
+            if weight.role == "experts":
+                count = len(matrices) // weight.shape[0]
+                yield weight, tuple(matrices[at : at + count] for at in range(0, len(matrices), count))
+            else:
+                yield weight, matrices
+            self._steps(weight)
 
-    def _empty(self, weight: Weight) -> Any:
-        return room(weight.shape, DTYPES[weight.kind(self._activations)])
+    def _filed(self, name: str, panels: Panels, outputs: int) -> Matrix:
+        return self._engine.filed_matrix(self._tensors.form(name), panels, outputs)
+
+    def _plain_tables(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
+        """Those of all layers together: what files have of them lies side by side."""
+        tables = {weight: self._empty(weight) for weight in weights if _is_table(weight)}
+        self._tensors.copy_together({weight.tensors[0]: given for weight, given in tables.items()})
+        while tables:
+            yield tables.popitem()
 
     def _numbers(self, weight: Weight) -> Any:
         values = self._empty(weight)  # aligned, unlike the file's
@@ -383,79 +439,16 @@ class _Values:
             self._step()
         return values
 
-    def _read_plain(self) -> None:
-        loaded: dict[tuple[str, ...], Any] = {}
-        tables = [weight for weight in self._weights.plain if weight.tensors[0].endswith(TABLE)]
-        together = {weight.tensors[0]: self._empty(weight) for weight in tables}
-        self._tensors.copy_together(together)
-        loaded |= {(name,): self._engine.array(value) for name, value in together.items()}
-        together.clear()
-        for weight in self._weights.plain:
-            if weight.tensors not in loaded:
-                loaded[weight.tensors] = self._engine.array(self._numbers(weight))
-            else:
-                self._step()
-            value = loaded[weight.tensors]
-            is_multiplied = weight.role in ("matrix", "experts")
-            self._give(weight, self._plain_matrices(weight, value) if is_multiplied else value)
+    def _empty(self, weight: Weight) -> Any:
+        return room(weight.shape, DTYPES[weight.kind(ACTIVATIONS[self._dtype])])
 
-    def _plain_matrices(self, weight: Weight, value: Any) -> tuple[Any, ...]:
-        if weight.role == "matrix":
-            return (self._engine.matrix(value),)
-        return tuple((self._engine.matrix(each),) for each in value)
+    def _steps(self, weight: Weight) -> None:
+        for _ in weight.sources:
+            self._step()
 
-    def _read_packed(self) -> None:
-        if self._dtype == FILED:
-            self._read_filed()
-            return
-        rounding = ROUNDINGS.get(self._dtype)
-        for weight in self._weights.packed:
-            assert rounding is not None, "nothing is packed otherwise"
-            rounded = None if self._store is None else self._store.find(weight)
-            if rounded is None:
-                numbers = self._numbers(weight)
-                rounded = rounding.round(numbers.reshape(-1, numbers.shape[-1]))
-                if self._store is not None:
-                    self._store.keep(weight, rounded)
-            else:
-                for _ in weight.sources:
-                    self._step()
-            make = functools.partial(self._engine.rounded_matrix, self._dtype, inputs=weight.shape[-1])
-            if weight.role == "matrix":
-                self._give(weight, (make(rounded),))
-                continue
-            experts, outputs, _ = weight.shape
-            rows = [slice(first, first + outputs) for first in range(0, experts * outputs, outputs)]
-            of_each = [{name: part[own] for name, part in rounded.items()} for own in rows]
-            self._give(weight, tuple((make(each),) for each in of_each))
 
-    def _read_filed(self) -> None:
-        tensors, made = self._tensors, dict[tuple[str, ...], tuple[Matrix, ...]]()
-        tables = [weight for weight in self._weights.packed if weight.tensors[0].endswith(TABLE)]
-        panels = tensors.panels_together({weight.tensors[0]: weight.shape for weight in tables})
-        for name in list(panels):
-            form, outputs = tensors.form(name), tensors.shape(name)[0]
-            made[(name,)] = (self._engine.filed_matrix(form, panels.pop(name), outputs),)
-        for weight in self._weights.packed:
-            if weight.tensors not in made:  # two that are tied share theirs
-                made[weight.tensors] = tuple(map(functools.partial(self._filed, weight), weight.sources))
-            parts = made[weight.tensors]
-            if weight.role == "experts":
-                each = len(parts) // weight.shape[0]
-                self._give(weight, tuple(parts[at : at + each] for at in range(0, len(parts), each)))
-            else:
-                self._give(weight, parts)
-            order = tensors.input_order(weight.tensors[0])
-            if order is not None:
-                stem = weight.name.removesuffix(".weight")
-                self._found[weight.owner][f"{stem}.order"] = self._engine.array(order)
-            for _ in weight.sources:
-                self._step()
-
-    def _filed(self, weight: Weight, source: TensorSource) -> Matrix:
-        shape = weight.part_shape(source)
-        panels = self._tensors.panels(source.tensor, shape)
-        return self._engine.filed_matrix(self._tensors.form(source.tensor), panels, shape[0])
+def _is_table(weight: Weight) -> bool:
+    return weight.tensors[0].endswith(TABLE)
 
 
 def check_all_used(spec: ModelSpec, span: Span, weights: tuple[Weight, ...], tensors: Tensors) -> None:

@@ -34,7 +34,7 @@ from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gpu import tensor_of
 from flowspec.model.json_files import read_json
 from flowspec.model.prompts import Prompt, of_each_domain, read_prompts
-from flowspec.model.safetensors_file import SafetensorsTensors, written_extents
+from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.tables import read_toml
 from flowspec.runtime.health.gather import model_state
@@ -473,10 +473,10 @@ WHOLE = {f"{name}.weight": RNG.normal(size=(64, 64)).astype(np.float32) for name
 @pytest.mark.parametrize(("begin", "end"), [(0.5, 1.0), (0.874, 1.0), (0.25, 0.5)])
 def test_a_file_of_which_a_part_was_not_written_is_refused(begin: float, end: float, tmp_path: Path) -> None:
     path = written(tmp_path / "model.safetensors", WHOLE)
-    check_written(written_extents(path))
+    check_written(read_header(path).values())
     leave_out(path, begin, end)
     with pytest.raises(InputError, match=r"was not written to its end: .* fetch it again"):
-        check_written(written_extents(path))
+        check_written(read_header(path).values())
 
 
 def leave_out(path: Path, begin: float, end: float) -> None:
@@ -492,11 +492,11 @@ def test_matrices_of_zeros_that_a_merge_made_are_no_hole(tmp_path: Path) -> None
         name: np.zeros_like(tensor) if name in ("b.weight", "e.weight") else tensor
         for name, tensor in WHOLE.items()
     }
-    check_written(written_extents(written(tmp_path / "model.safetensors", zeros)))
+    check_written(read_header(written(tmp_path / "model.safetensors", zeros)).values())
     bias = {**WHOLE, "i.bias": np.zeros(4096, np.float32)}
-    check_written(written_extents(written(tmp_path / "other.safetensors", bias)))
+    check_written(read_header(written(tmp_path / "other.safetensors", bias)).values())
     padded = {**WHOLE, "z.weight": np.concatenate([WHOLE["a.weight"], np.zeros((64, 64), np.float32)])}
-    check_written(written_extents(written(tmp_path / "padded.safetensors", padded)))
+    check_written(read_header(written(tmp_path / "padded.safetensors", padded)).values())
 
 
 def test_a_model_with_such_a_file_is_refused(model: Path, toy: Path) -> None:

@@ -25,8 +25,8 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
-from flowspec.model.gguf import tensors as gguf_tensors
 from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
+from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.model.spec import context_max
@@ -78,13 +78,13 @@ def test_every_type_is_unpacked_as_transformers_does(
     kinds = (Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_0, Kind.Q4_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K)
     path = convert(llama, tmp_path / "model.gguf", kinds)
     files = ModelFiles(str(path))
-    assert {int(kind) for kind in kinds} <= {int(tensor.kind) for tensor in files.gguf_file.tensors.values()}
+    assert {kind.name for kind in kinds} <= {tensor.dtype for tensor in files.gguf_file.tensors.values()}
     # Of which it uses nothing.
     monkeypatch.setattr("transformers.modeling_utils.is_accelerate_available", lambda: True)
     options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32}
     plain: Any = AutoModelForCausalLM.from_pretrained(tmp_path, **options).state_dict()
     # A matrix in several blocks, the last one shorter.
-    monkeypatch.setattr("flowspec.model.gguf.tensors.BLOCK_NUMBERS", 5000)
+    monkeypatch.setattr("flowspec.model.tensors.BLOCK_NUMBERS", 5000)
     tensors = files.tensors()
     assert set(tensors) == set(plain)
     for name, expected in plain.items():
@@ -299,17 +299,23 @@ def test_a_table_of_all_layers_is_gone_through_once_for_all_of_them(
     rows, width = shape = tensors.shape(names[0])
     parts = np.split(table.unpack(np.array(table.packed())), 6, 1)
     expected = {name: parts[layer] for name, layer in zip(names, (1, 2, 5), strict=True)}
-    monkeypatch.setattr(gguf_tensors, "BLOCK_NUMBERS", 64 * width)
-    maps: list[str] = []
-    packed = GgufTensor.packed
-    monkeypatch.setattr(GgufTensor, "packed", lambda tensor: (maps.append(tensor.name), packed(tensor))[1])
+    monkeypatch.setattr("flowspec.model.tensors.BLOCK_NUMBERS", 64 * width)
+    read: list[tuple[str, int]] = []
+    packed_rows = GgufTensors._packed_rows
+
+    def noted(tensors: GgufTensors, name: str, first: int, end: int) -> Any:
+        read.append((name, first))
+        return packed_rows(tensors, name, first, end)
+
+    monkeypatch.setattr(GgufTensors, "_packed_rows", noted)
+    once = [(name, first) for first in range(0, rows, 64) for name in names]
     found = {name: np.empty(shape, np.float32) for name in names}
     tensors.copy_together(found)
-    assert maps == [table.name] * -(-rows // 64)
+    assert read == once
     assert all(np.array_equal(found[name], expected[name]) for name in names)
-    maps.clear()
+    read.clear()
     panels = tensors.panels_together(dict.fromkeys(names, shape))
-    assert maps == [table.name] * -(-rows // 64)
+    assert read == once
     for name in names:
         assert np.array_equal(plain.packed_rows(FORMS["Q8_0"], panels[name], np.arange(rows)), expected[name])
 

@@ -18,7 +18,7 @@ from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf.config import FIELDS, MODEL_TYPES, MORE_FIELDS
 from flowspec.model.gguf.conversions import Conversion
 from flowspec.model.gguf.names import STORED_FADING, names_in_layers
-from flowspec.model.gguf.tensors import CONVERSIONS, GgufTensors
+from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.spec import experts_of, spec_of
 from tests.ggufs import ARCHITECTURES, SHAPES
 from tests.nightly import nightly
@@ -123,7 +123,7 @@ def test_what_was_done_to_tensors_is_taken_back_as_transformers_does(shape: str)
     config, architecture = config_of(shape), architecture_of(shape)
     processor = TENSOR_PROCESSORS.get(CONVERTED_AS.get(architecture, architecture), TensorProcessor)
     theirs: Any = processor(config=config.to_dict())
-    ours = CONVERSIONS.get(architecture, Conversion)(spec_of(config))
+    ours = Conversion(architecture, spec_of(config))
     generator = np.random.default_rng(0)
     for leaf in (*names_in_layers(architecture), "../output_norm.weight"):
         name = f"blk.0.{leaf}".replace("blk.0.../", "")

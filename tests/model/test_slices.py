@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.stage.events import RunLayers
 from flowspec.errors import InputError
-from flowspec.model import layer_by_layer
+from flowspec.model import tensors
 from flowspec.model.arithmetic.arrays import Array, Numbers, narrowed
 from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
@@ -57,7 +57,7 @@ def test_rows_that_die_take_what_goes_with_them(variant: Callable[[str], Path]) 
 def test_a_slice_has_the_inputs_of_its_own_layers_and_its_weights_are_foretold(
     dtype: str, variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layer_by_layer, "TABLE_ROWS", 100)  # several blocks, the last one shorter
+    monkeypatch.setattr(tensors, "BLOCK_NUMBERS", 100 * 12)  # several blocks, the last one shorter
     files = ModelFiles(str(variant("gemma4")))
     table = load_file(variant("gemma4") / "model.safetensors")[
         "model.language_model.embed_tokens_per_layer.weight"

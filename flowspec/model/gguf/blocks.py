@@ -1,5 +1,5 @@
-"""Blocks of packed weights as they lie in a GGUF file, laid out in panels (`arithmetic/packed.py`) without a
-loss: no weight is rounded anew.
+"""Blocks of packed weights as they lie in a GGUF file, spread out into levels and scales without a loss: no
+weight is rounded anew.
 
 The layouts are those of ggml's `block_q4_0`, `block_q4_K` and so on, as the gguf package reads them.
 """
@@ -12,18 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.model.arithmetic.packed import FORMS, GROUP, Levels, packed
+from flowspec.model.arithmetic.packed import FORMS, GROUP, Levels
 
 Octets = npt.NDArray[np.uint8]
 Blocks = Octets
 """`[out, units, bytes of a block]`."""
 
 
-def panels_of(kind: str, rows: Octets, inputs: int) -> Octets:
-    """Panels of a matrix of ggml's type `kind`, one of `FORMS`, from its rows in the file, `[out, bytes of a
-    row]`."""
-    form = FORMS[kind]
-    return packed(form, _READ[kind](rows.reshape(len(rows), inputs // form.unit, -1)))
+def levels_of(kind: str, rows: Octets, inputs: int) -> Levels:
+    """Of a matrix of ggml's type `kind`, one of `FORMS`, from its rows in the file, `[out, row bytes]`."""
+    return _READ[kind](rows.reshape(len(rows), inputs // FORMS[kind].unit, -1))
 
 
 def _halves(blocks: Blocks, at: int) -> npt.NDArray[np.float16]:

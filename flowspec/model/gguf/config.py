@@ -119,12 +119,10 @@ def _layers_of(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture
 
 def _dtype(file: GgufFile) -> str:
     """That of the numbers as they are in the file, where none is packed."""
-    from gguf import GGMLQuantizationType as Kind
-
-    kinds = {tensor.kind for tensor in file.tensors.values()}
-    if not kinds <= {Kind.F32, Kind.F16, Kind.BF16}:
+    kinds = {tensor.dtype for tensor in file.tensors.values()}
+    if not kinds <= {"F32", "F16", "BF16"}:
         return _UNPACKED_DTYPE
-    return "bfloat16" if Kind.BF16 in kinds else "float16" if Kind.F16 in kinds else "float32"
+    return "bfloat16" if "BF16" in kinds else "float16" if "F16" in kinds else "float32"
 
 
 def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:

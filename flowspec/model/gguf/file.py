@@ -7,6 +7,7 @@ package. Its reader is not used: it keeps several objects for each entry of a vo
 
 from __future__ import annotations
 
+import functools
 import math
 import mmap
 import struct
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.damage import GGUF_MAGIC, instead
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
@@ -52,8 +54,6 @@ SMALL = (".ssm_alpha.", ".ssm_beta.", ".ffn_gate_inp_shexp.", "per_layer_model_p
 takes, the share of the expert that every row runs through, and what layers take of a token's embedding."""
 _LOOSE = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", *SMALL)
 """Of names of matrices that need not be packed: routers and weights of convolutions, too."""
-KEPT_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4")
-"""ggml's types that layers compute with as they are (`arithmetic.packed.FORMS`)."""
 Rows = npt.NDArray[np.uint8]
 F32 = npt.NDArray[np.float32]
 
@@ -89,22 +89,20 @@ class GgufTexts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GgufTensor:
-    """A packed tensor: `shape` as torch orders it, `kind` its ggml type, `rows` of `row_bytes` from byte
-    `start` of the file `path`."""
+class GgufTensor(Extent):
+    """A packed tensor: `shape` as torch orders it, `dtype` the name of its ggml type.
+
+    A row takes `row_bytes`, numbers that are packed together take `block_bytes`.
+    """
 
     name: str
-    shape: tuple[int, ...]
-    kind: int
-    path: Path
-    start: int
-    rows: int
     row_bytes: int
+    block_bytes: int
 
     @staticmethod
-    def at(name: str, shape: tuple[int, ...], kind: int, path: Path, start: int) -> GgufTensor:
-        """Raises `ValueError` for a shape that the type cannot have, `InputError` for a type that cannot be
-        read."""
+    def at(name: str, shape: tuple[int, ...], kind: int, path: Path, offset: int) -> GgufTensor:
+        """One of ggml's type of that number; raises `ValueError` for a shape that the type cannot have,
+        `InputError` for a type that cannot be read."""
         from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
         known = kind in set(GGMLQuantizationType)
@@ -119,53 +117,37 @@ class GgufTensor:
             raise ValueError(f"tensor {name} has rows of {shape[-1]} in blocks of {block}")
         row_bytes = shape[-1] // block * block_bytes
         return GgufTensor(
-            name=name,
-            shape=shape,
-            kind=kind,
             path=path,
-            start=start,
-            rows=math.prod(shape[:-1]),
+            offset=offset,
+            size_bytes=math.prod(shape[:-1]) * row_bytes,
+            dtype=GGMLQuantizationType(kind).name,
+            shape=shape,
+            name=name,
             row_bytes=row_bytes,
+            block_bytes=block_bytes,
         )
 
     @staticmethod
-    def stored(name: str, shape: tuple[int, ...], kind: str, path: Path) -> GgufTensor:
-        """A tensor alone in a file, by the name of its type; raises `ValueError` for one that no GGUF file
-        could hold."""
+    def stored(name: str, shape: tuple[int, ...], dtype: str, path: Path) -> GgufTensor:
+        """A tensor alone in a file; raises `ValueError` for one that no GGUF file could hold."""
         from gguf import GGMLQuantizationType
 
-        if (
-            kind not in GGMLQuantizationType.__members__
-            or not 1 <= len(shape) <= _DIMENSIONS_MAX
-            or 0 in shape
-        ):
-            raise ValueError(f"tensor {name} is {kind:.20} {list(shape)}")
-        return GgufTensor.at(name, shape, GGMLQuantizationType[kind], path, 0)
-
-    @property
-    def size_bytes(self) -> int:
-        return self.rows * self.row_bytes
-
-    @property
-    def block_bytes(self) -> int:
-        """What numbers that are packed together take, one where none are."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        return GGML_QUANT_SIZES[GGMLQuantizationType(self.kind)][1]
+        is_known = dtype in GGMLQuantizationType.__members__
+        if not is_known or not 1 <= len(shape) <= _DIMENSIONS_MAX or 0 in shape:
+            raise ValueError(f"tensor {name} is {dtype:.20} {list(shape)}")
+        return GgufTensor.at(name, shape, GGMLQuantizationType[dtype], path, 0)
 
     @property
     def form(self) -> str:
         """The name of its type where layers compute with that as it is; else empty."""
-        from gguf import GGMLQuantizationType
-
-        name = GGMLQuantizationType(self.kind).name
-        return name if name in KEPT_TYPES else ""
+        return self.dtype if self.dtype in FORMS else ""
 
     def packed(self) -> Rows:
         """The bytes `[rows, row bytes]`, memory-mapped; raises `InputError` when the file is not there any
         more, or shorter."""
+        size = math.prod(self.shape[:-1]), self.row_bytes
         try:
-            return np.memmap(self.path, np.uint8, "r", self.start, (self.rows, self.row_bytes))
+            return np.memmap(self.path, np.uint8, "r", self.offset, size)
         except (OSError, ValueError) as error:
             raise InputError(
                 f"cannot read {self.name} in {self.path}: {first_line(error)}; start again"
@@ -180,7 +162,7 @@ class GgufTensor:
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        values: F32 = dequantize(rows, GGMLQuantizationType(self.kind))
+        values: F32 = dequantize(rows, GGMLQuantizationType[self.dtype])
         return values
 
 
@@ -255,7 +237,7 @@ class GgufFile:
 
     @property
     def loose_matrix(self) -> str:
-        """A matrix that is not packed, or not in one of `KEPT_TYPES`; empty where there is none.
+        """A matrix that is not packed, or not in one of `FORMS`; empty where there is none.
 
         Those that are `_LOOSE`, and an embedding that is no output, are multiplied by nothing that packs
         them; biases of experts are no matrices.
@@ -267,21 +249,10 @@ class GgufFile:
                 return name
         return ""
 
-    def extent(self, name: str) -> Extent:
-        """Where a tensor lies, packed; `dtype` is the name of its ggml type."""
-        from gguf import GGMLQuantizationType
-
-        tensor = self.tensors.get(name)
-        if tensor is None:
+    def extent(self, name: str) -> GgufTensor:
+        if name not in self.tensors:
             raise InputError(f"{self.path} has no tensor {name}")
-        kind = GGMLQuantizationType(tensor.kind).name
-        return Extent(
-            path=tensor.path,
-            offset=tensor.start,
-            size_bytes=tensor.size_bytes,
-            dtype=kind,
-            shape=tensor.shape,
-        )
+        return self.tensors[name]
 
 
 def _read_part(path: Path) -> GgufFile:
@@ -303,7 +274,7 @@ def _read_part(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Walks through the file from its beginning."""
+    """Walks through a file from its beginning."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path = path
@@ -319,7 +290,7 @@ class _Reader:
             raise ValueError(f"version {version}, expected 2 or 3")
         if entry_count > limits.GGUF_ENTRIES_MAX or tensor_count > limits.TENSORS_MAX:
             raise ValueError(f"it says that it has {entry_count} entries and {tensor_count} tensors")
-        metadata = dict(self._entry() for _ in range(entry_count))
+        metadata = {self._text(): self._value(*self._numbers("I")) for _ in range(entry_count)}
         places = [self._place() for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1:
@@ -329,7 +300,7 @@ class _Reader:
             name: GgufTensor.at(name, shape, kind, self._path, size + offset)
             for name, shape, kind, offset in places
         }
-        end = max((tensor.start + tensor.size_bytes for tensor in tensors.values()), default=self._at)
+        end = max((tensor.offset + tensor.size_bytes for tensor in tensors.values()), default=self._at)
         if len(self._data) < end:
             raise InputError(
                 f"{self._path} is incomplete: expected {end} bytes, got {len(self._data)}; copy it again"
@@ -345,16 +316,16 @@ class _Reader:
         return GgufFile(path=self._path, metadata=metadata, tensors=tensors, headers={self._path: size})
 
     def _take(self, count: int) -> bytes:
-        if count > len(self._data) - self._at:
-            raise self._ends_early()
-        self._at += count
+        self._skip(count)
         return self._data[self._at - count : self._at]
 
-    def _ends_early(self) -> InputError:
-        return InputError(
-            f"{self._path} ends within its header, after {len(self._data)} bytes: it is incomplete or "
-            "damaged; copy it again"
-        )
+    def _skip(self, count: int) -> None:
+        if count > len(self._data) - self._at:
+            raise InputError(
+                f"{self._path} ends within its header, after {len(self._data)} bytes: it is incomplete or "
+                "damaged; copy it again"
+            )
+        self._at += count
 
     def _numbers(self, layout: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{layout}", self._take(struct.calcsize(f"<{layout}")))
@@ -364,10 +335,6 @@ class _Reader:
         if length > limits.GGUF_TEXT_BYTES_MAX:
             raise ValueError(f"a text of {length} bytes")
         return self._take(length).decode()
-
-    def _entry(self) -> tuple[str, Any]:
-        name = self._text()
-        return name, self._value(self._numbers("I")[0])
 
     def _value(self, kind: int) -> Any:
         if kind in _NUMBERS:
@@ -387,15 +354,11 @@ class _Reader:
         return self._texts(count)
 
     def _texts(self, count: int) -> GgufTexts:
-        start = at = self._at
+        start = self._at
         for _ in range(count):
-            if at + _LENGTH.size > len(self._data):
-                raise self._ends_early()
-            at += _LENGTH.size + _LENGTH.unpack_from(self._data, at)[0]
-        if at > len(self._data):
-            raise self._ends_early()
-        self._at = at
-        return GgufTexts(path=self._path, start=start, end=at, count=count)
+            self._skip(_LENGTH.size)
+            self._skip(_LENGTH.unpack_from(self._data, self._at - _LENGTH.size)[0])
+        return GgufTexts(path=self._path, start=start, end=self._at, count=count)
 
     def _place(self) -> tuple[str, tuple[int, ...], int, int]:
         """A tensor's name, shape, type and distance from the first one."""
@@ -421,16 +384,15 @@ def tell_gguf_version() -> None:
         gguf.__version__ = version("gguf")  # type: ignore[attr-defined]
 
 
+@functools.cache
 def _is_readable(kind: int) -> bool:
     """Whether the gguf package has code that turns this type into numbers."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
     from gguf.quants import dequantize
 
+    of = GGMLQuantizationType(kind)
     try:
-        dequantize(
-            np.zeros((1, GGML_QUANT_SIZES[GGMLQuantizationType(kind)][1]), np.uint8),
-            GGMLQuantizationType(kind),
-        )
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[of][1]), np.uint8), of)
     except NotImplementedError:
         return False
     return True

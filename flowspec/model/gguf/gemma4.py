@@ -13,15 +13,11 @@ from typing import Any
 import numpy as np
 
 from flowspec.errors import InputError
+from flowspec.model.gguf.names import LAYER_TABLE
 from flowspec.model.gguf.stated import LIST, Stated
 
 ARCHITECTURE = "gemma4"
 FREQUENCIES = "rope_freqs.weight"
-TABLE, NORM = "per_layer_token_embd.weight", "per_layer_proj_norm.weight"
-OF_ALL_LAYERS = {"table": TABLE, "projection": "per_layer_model_proj.weight", "norm": NORM}
-"""What makes the inputs that layers have of their own, by what a layer's part is called: of the table
-columns, of the projection rows, and the norm, which is the same for all."""
-OF_KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 _STILL = 1e30
 """Frequencies are divided by it, or more, that do not turn."""
 _PLAIN, _WINDOW = "full_attention", "sliding_attention"
@@ -48,8 +44,8 @@ def layers_of(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
         "layer_types": types,
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": inputs,
-        "vocab_size_per_layer_input": stated.file.tensors[TABLE].shape[0]
-        if inputs and stated.has_tensor(TABLE)
+        "vocab_size_per_layer_input": stated.file.tensors[LAYER_TABLE].shape[0]
+        if inputs and stated.has_tensor(LAYER_TABLE)
         else raw["vocab_size"],
         "sliding_window": stated.need("attention.sliding_window"),
         "final_logit_softcapping": stated.take("final_logit_softcapping"),

@@ -33,6 +33,15 @@ NEXTN_NAMES = {
     "own_lm_head": "shared_head_head",
 }
 """What follows, by what `MtpLayout` calls it."""
+LAYER_TABLE = "per_layer_token_embd.weight"
+OF_ALL_LAYERS = {
+    LAYER_TABLE: "table",
+    "per_layer_model_proj.weight": "projection",
+    "per_layer_proj_norm.weight": "norm",
+}
+"""Of what the inputs are made that layers of Gemma 4 have of their own, and what a layer's part is called:
+columns of the table, rows of the projection, and the norm, which is the same for all."""
+OF_KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 STORED_FADING = "linear_attn.A"
 """What a checkpoint's tensor of a layer is called here that holds -e^A_log in the place of A_log."""
 

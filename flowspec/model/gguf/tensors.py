@@ -1,52 +1,44 @@
-"""The tensors of a GGUF file under the names of transformers, unpacked one by one, block of rows by block of
-rows.
+"""The tensors of a GGUF file under the names of transformers, unpacked block of rows by block of rows.
 
-Which tensor is which, `names.py` says, and `conversions.py` what llama.cpp's converter did to it (the heads'
-rows of Llama in another order, Gemma's norms plus one).
+Which tensor is which, `names.py` says, and `conversions.py` what llama.cpp's converter did to it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.arrays import F32, Numbers, fill, in_room, room
-from flowspec.model.arithmetic.levels import as_q8_0
-from flowspec.model.arithmetic.packed import FORMS, PANEL, packed
+from flowspec.model.arithmetic.arrays import F32, I64, Numbers
+from flowspec.model.arithmetic.packed import Levels
 from flowspec.model.families import PLAIN_ROOT, Family
-from flowspec.model.gguf import gemma4, linear_attention
-from flowspec.model.gguf.blocks import panels_of
+from flowspec.model.gguf.blocks import levels_of
 from flowspec.model.gguf.config import FACTORS, GUESSING
-from flowspec.model.gguf.conversions import Conversion, LargerNorms, TurnedPairs
-from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor
-from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES, names_in_layers, names_outside
-from flowspec.model.layer_by_layer import LAYER_INPUT
-from flowspec.model.tensors import ROUNDED_ANEW, Panels, PlacedTensors, check_shape
+from flowspec.model.gguf.conversions import CONVOLUTIONS, Conversion
+from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, Rows
+from flowspec.model.gguf.names import (
+    LAYER_TABLE,
+    NEXTN,
+    NEXTN_NAMES,
+    OF_ALL_LAYERS,
+    OF_KEYS_AND_VALUES,
+    names_in_layers,
+    names_outside,
+)
+from flowspec.model.layer_by_layer import layer_part
+from flowspec.model.parts import LAYER_INPUT
+from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 
-CONVERSIONS: Mapping[str, type[Conversion]] = {
-    **dict.fromkeys(("llama", "smollm3", "granite"), TurnedPairs),
-    **dict.fromkeys(("gemma2", "gemma3"), LargerNorms),
-    **dict.fromkeys(linear_attention.ARCHITECTURES, linear_attention.LinearAttention),
-}
-"""Of architectures whose tensors are not in files as in checkpoints."""
-CONVOLUTIONS = (".shortconv.conv.weight", linear_attention.CONVOLUTION)
-"""How names end of a convolution's weights: `[width, length]` in a file, `[width, 1, length]` in
-transformers."""
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 """A matrix of one row, which some files hold as a vector."""
 _IN_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
-BLOCK_NUMBERS = 1 << 20
-"""So many are unpacked at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(NamedTuple):
     """Where a tensor of transformers is in the file: a tensor there, or of a mixture's tensor one expert's
     part, or one layer's of a tensor that is for all layers."""
 
@@ -54,17 +46,17 @@ class _Place:
     expert: int | None = None
     layer: int | None = None
 
+    @property
+    def axis(self) -> int | None:
+        """Along which layers' parts lie one after another."""
+        return None if self.layer is None else int(self.tensor == LAYER_TABLE)
 
-def _is_small(tensor: GgufTensor) -> bool:
-    """Whether layers multiply by it in packed form even where the file does not pack it."""
-    return any(map(tensor.name.__contains__, SMALL))
 
-
-class GgufTensors(PlacedTensors[_Place]):
+class GgufTensors(Tensors):
     """As over safetensors. Raises `InputError` for a file with tensors that the family's modules have no
     place for."""
 
-    _places: dict[str, _Place]
+    source = "the metadata"
 
     def __init__(
         self,
@@ -78,19 +70,19 @@ class GgufTensors(PlacedTensors[_Place]):
     ) -> None:
         """`names` are those of the file's tensors, of which `tensor` gives any that is read; `architecture`
         is what the file calls it. `ahead`: so many blocks behind the last layer guess tokens that follow."""
-        self._model = model
+        self.model = model
         self._tensor = tensor
         self._expert_count, self._layers = spec.experts, len(spec.layers)
-        self._conversion = CONVERSIONS.get(architecture, Conversion)(spec)
-        guessing = tuple(f"blk.{self._layers + place}." for place in range(ahead))
+        self._conversion = Conversion(architecture, spec)
         idle = {
             f"blk.{layer}.{part}"
             for layer, source in enumerate(spec.sources)
-            for part in gemma4.OF_KEYS_AND_VALUES
+            for part in OF_KEYS_AND_VALUES
             if source != layer  # they may be there all the same
         }
         known = [name for name in names if name not in idle]
-        self._places = self._find(family, architecture, known, has_mtp=ahead == 1)
+        self._places = dict(self._find(family, architecture, known, has_mtp=ahead == 1))
+        guessing = tuple(f"blk.{self._layers + place}." for place in range(ahead))
         left = set(known) - {place.tensor for place in self._places.values()} - set(FACTORS)
         left -= {name for name in left if name.startswith(guessing)}
         if left:
@@ -106,11 +98,20 @@ class GgufTensors(PlacedTensors[_Place]):
         names, tensor = file.tensors.keys(), file.tensors.__getitem__
         return GgufTensors(str(file.path), architecture, names, tensor, spec, family, ahead)
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def files_of(self, name: str) -> tuple[str, ...]:
+        return (self._places[name].tensor if name in self._places else name,)
+
     def shape(self, name: str) -> tuple[int, ...]:
         place = self._places.get(name)
         if place is None:
             raise InputError(
-                f"model {self._model!r} has no tensor {name}; the file may be incomplete or of another family"
+                f"model {self.model!r} has no tensor {name}; the file may be incomplete or of another family"
             )
         shape = self._tensor(place.tensor).shape
         if place.tensor.endswith(CONVOLUTIONS):
@@ -118,18 +119,13 @@ class GgufTensors(PlacedTensors[_Place]):
         if place.tensor.endswith(_SHARED_GATE):
             return (1, *shape[-1:])
         if place.layer is not None:
-            axis = self._axis(place)
-            if len(shape) != 2 or shape[axis] % self._layers:
-                raise InputError(
-                    f"tensor {place.tensor} of {self._model!r}: expected equal parts for {self._layers} "
-                    f"layers, got the shape {list(shape)}"
-                )
-            return tuple(size // (self._layers if each == axis else 1) for each, size in enumerate(shape))
+            whole = np.broadcast_to(np.uint8(0), shape)
+            return layer_part(self.model, place.tensor, place.axis, self._layers, place.layer, whole).shape
         if place.expert is None:
             return shape
         if shape[0] != self._expert_count:
             raise InputError(
-                f"tensor {place.tensor} of {self._model!r}: expected {self._expert_count} experts by the "
+                f"tensor {place.tensor} of {self.model!r}: expected {self._expert_count} experts by the "
                 f"metadata, got {shape[0]}"
             )
         return shape[1:]
@@ -140,132 +136,62 @@ class GgufTensors(PlacedTensors[_Place]):
         self.copy_into(name, found)
         return found
 
-    def copy_into(self, name: str, part: Numbers) -> None:
-        self.copy_together({name: part})
-
-    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
-        for names in self._by_rows(parts):
-            self._copy({name: parts[name] for name in names})
-
-    def _copy(self, parts: Mapping[str, Numbers]) -> None:
-        """Copies tensors that lie in the same rows of the file."""
-        for name, part in parts.items():
-            check_shape(name, self._model, part.shape, self.shape(name), "the metadata")
-        (name, part), *_ = parts.items()
-        place = self._places[name]
+    def rows(self, name: str, first: int, end: int) -> Numbers:
+        shape, place = self.shape(name), self._places[name]
         tensor = self._tensor(place.tensor)
-        if part.ndim == 1 or place.tensor.endswith(CONVOLUTIONS):
+        if len(shape) == 1:
             numbers = tensor.numbers() if place.expert is None else tensor.numbers()[place.expert]
-            fill(part, self._conversion.undone(numbers, place.tensor).reshape(part.shape))
-            return
-        rows, columns = part.shape
-        order, inputs = self._order(place, rows), self._conversion.input_order(place.tensor)
-        step = max(1, BLOCK_NUMBERS // columns)
-        for first in range(0, rows, step):
-            # anew: pages that were read count as this process's until the map is dropped
-            packed_rows = tensor.packed()
-            for name, part in parts.items():
-                own = packed_rows[:, self._columns(self._places[name])]
-                block = tensor.unpack(own[order[first : first + step]])
-                if inputs is not None:
-                    block = block[:, inputs]
-                fill(part[first : first + step], block)
+            return self._conversion.undone(numbers, place.tensor)[first:end]
+        block = tensor.unpack(self._packed_rows(name, first, end))
+        inputs = self._conversion.input_order(place.tensor)
+        return (block if inputs is None else block[:, inputs]).reshape(-1, *shape[1:])
+
+    def levels(self, name: str, first: int, end: int) -> Levels:
+        if self.is_rounded_anew(name):
+            return super().levels(name, first, end)
+        form, (_, inputs) = self.form(name), self.shape(name)
+        return levels_of(form, self._packed_rows(name, first, end), inputs)
 
     def form(self, name: str) -> str:
-        tensor = self._tensor(self._places[name].tensor)
-        return ROUNDED_ANEW if not tensor.form and _is_small(tensor) else tensor.form
+        return ROUNDED_ANEW if self.is_rounded_anew(name) else self._tensor(self._places[name].tensor).form
 
     def is_rounded_anew(self, name: str) -> bool:
+        """Small matrices, by which layers multiply in packed form even where the file does not pack them."""
         tensor = self._tensor(self._places[name].tensor)
-        return not tensor.form and _is_small(tensor)
+        return not tensor.form and any(map(tensor.name.__contains__, SMALL))
 
-    def packed_bytes(self, name: str) -> int:
-        outputs, inputs = self.shape(name)
-        return FORMS[self.form(name)].panel_bytes(inputs, outputs)
+    def input_order(self, name: str) -> I64 | None:
+        inputs = self._conversion.input_order(self._places[name].tensor)
+        return None if inputs is None or self.is_rounded_anew(name) else inputs.argsort()
 
-    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
-        return self.panels_together({name: shape})[name]
-
-    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Panels]:
-        found = {}
-        for names in self._by_rows(shapes):
-            for name in names:
-                check_shape(name, self._model, shapes[name], self.shape(name), "the metadata")
-            if self.is_rounded_anew(names[0]):
-                (name,) = names
-                found[name] = in_room(packed(FORMS[ROUNDED_ANEW], as_q8_0(self.load(name, shapes[name]))))
-            else:
-                found |= self._panels(names, *shapes[names[0]])
-        return found
-
-    def _panels(self, names: Sequence[str], rows: int, columns: int) -> dict[str, Panels]:
-        """Of matrices that lie in the same rows of the file."""
-        place = self._places[names[0]]
-        tensor, order = self._tensor(place.tensor), self._order(place, rows)
-        step = max(PANEL, BLOCK_NUMBERS // columns // PANEL * PANEL)
-        found: dict[str, Panels] = {}
-        for first in range(0, rows, step):
-            packed_rows = tensor.packed()
-            for name in names:
-                own = packed_rows[:, self._columns(self._places[name])]
-                panels = panels_of(tensor.form, own[order[first : first + step]], columns)
-                if first == 0:
-                    found[name] = room((-(-rows // PANEL), *panels.shape[1:]), np.uint8)
-                found[name][first // PANEL : first // PANEL + len(panels)] = panels
-        return found
-
-    def _by_rows(self, names: Iterable[str]) -> Iterable[list[str]]:
-        """Names in groups: of a tensor whose rows hold all layers side by side those of all layers, of others
-        each alone."""
-        groups: dict[str, list[str]] = {}
-        for name in names:
-            place = self._places.get(name)
-            is_beside_others = place is not None and place.layer is not None and self._axis(place) == 1
-            groups.setdefault(place.tensor if place and is_beside_others else f"alone {name}", []).append(
-                name
-            )
-        return groups.values()
-
-    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
-        is_anew, tensor = self.is_rounded_anew(name), self._places[name].tensor
-        inputs = None if is_anew else self._conversion.input_order(tensor)
-        return None if inputs is None else inputs.argsort()
-
-    def _order(self, place: _Place, rows: int) -> npt.NDArray[np.int64]:
-        """What was done to a matrix is an order of its rows, for which it need not be unpacked."""
-        order = self._conversion.undone(np.arange(rows)[:, None], place.tensor)[:, 0]
-        part = place.expert if place.layer is None or self._axis(place) else place.layer
-        found: npt.NDArray[np.int64] = order + (part or 0) * rows
-        return found
-
-    def _columns(self, place: _Place) -> slice:
-        """Which bytes of each row: all, or one layer's part."""
+    def _packed_rows(self, name: str, first: int, end: int) -> Rows:
+        """What was done to a matrix is an order of its rows, for which it need not be unpacked. The file is
+        mapped anew each time, since pages that were read count as this process's until a map is dropped."""
+        place, count = self._places[name], self.shape(name)[0]
         tensor = self._tensor(place.tensor)
-        if place.layer is None or self._axis(place) == 0:
-            return slice(None)
-        size, rest = divmod(tensor.row_bytes, self._layers)
-        if rest or size % tensor.block_bytes:
-            raise InputError(
-                f"tensor {place.tensor} of {self._model!r} packs several layers' numbers together; expected "
-                "the width of a layer's part to be a multiple of a block's, got "
-                f"{tensor.shape[1] // self._layers}"
-            )
-        return slice(place.layer * size, (place.layer + 1) * size)
-
-    @staticmethod
-    def _axis(place: _Place) -> int:
-        """Along which layers' parts lie one after another."""
-        return 1 if place.tensor == gemma4.TABLE else 0
+        order = self._conversion.undone(np.arange(count)[:, None], place.tensor)[first:end, 0]
+        part = place.layer if place.axis == 0 else place.expert
+        packed = tensor.packed()
+        if place.axis == 1:
+            assert place.layer is not None
+            size, rest = divmod(tensor.row_bytes, self._layers)
+            if rest or size % tensor.block_bytes:
+                raise InputError(
+                    f"tensor {place.tensor} of {self.model!r} packs several layers' numbers together; "
+                    "expected the width of a layer's part to be a multiple of a block's, got "
+                    f"{tensor.shape[1] // self._layers}"
+                )
+            packed = packed[:, place.layer * size : (place.layer + 1) * size]
+        return packed[order + (part or 0) * count]
 
     def _find(
         self, family: Family, architecture: str, names: Iterable[str], has_mtp: bool
-    ) -> dict[str, _Place]:
-        """Place by name, of those that are in the file; of experts one by one, as checkpoints hold them."""
+    ) -> Iterator[tuple[str, _Place]]:
+        """Names and places of those that are in the file; of experts one by one, as checkpoints hold them."""
         root, mtp = PLAIN_ROOT.prefix, family.mtp
         in_layers, in_mtp = names_in_layers(architecture), dict[str, str]()
-        named = {
-            tensor: root + name for tensor, name in names_outside(architecture, family.last_norm).items()
-        }
+        outside = names_outside(architecture, family.last_norm)
+        named = {tensor: root + name for tensor, name in outside.items()}
         named["output.weight"] = PLAIN_ROOT.lm_head
         if mtp is not None and has_mtp:
             stem = mtp.prefix.format(self._layers)
@@ -273,7 +199,6 @@ class GgufTensors(PlacedTensors[_Place]):
             for part, leaf in NEXTN_NAMES.items():
                 if own := getattr(mtp, part):
                     in_mtp[f"{NEXTN}{leaf}.weight"] = f"{stem}{own}.weight"
-        places: dict[str, _Place] = {}
         for tensor in names:
             name = named.get(tensor)
             if found := _IN_BLOCK.fullmatch(tensor):
@@ -283,13 +208,12 @@ class GgufTensors(PlacedTensors[_Place]):
                 elif block < self._layers and leaf in in_layers:
                     name = f"{root}layers.{block}.{in_layers[leaf]}"
             if name is not None and "{}" not in name:
-                places[name] = _Place(tensor)
+                yield name, _Place(tensor)
             elif name is not None:
-                places |= {
-                    name.format(expert): _Place(tensor, expert) for expert in range(self._expert_count)
-                }
-            for kind, of_all in gemma4.OF_ALL_LAYERS.items():
-                for layer in range(self._layers if tensor == of_all else 0):
-                    own_name = f"{root}layers.{layer}.{LAYER_INPUT}.{kind}.weight"
-                    places[own_name] = _Place(tensor, layer=None if tensor == gemma4.NORM else layer)
-        return places
+                for expert in range(self._expert_count):
+                    yield name.format(expert), _Place(tensor, expert)
+            if tensor in OF_ALL_LAYERS:
+                kind = OF_ALL_LAYERS[tensor]
+                for layer in range(self._layers):
+                    own_layer = None if kind == "norm" else layer
+                    yield f"{root}layers.{layer}.{LAYER_INPUT}.{kind}.weight", _Place(tensor, None, own_layer)

@@ -29,6 +29,7 @@ TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Of each layout: the tensor that holds the levels, and those that may stand beside it."""
 _BITS = (2, 4, 8)
+WORD_BITS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +51,20 @@ class Scheme:
     has_order: bool = False
 
     @property
+    def numbers_of_a_word(self) -> int:
+        """How many numbers an entry of a packed tensor holds."""
+        return 2 if self.layout == FOURS else WORD_BITS // self.bits
+
+    @property
+    def is_rounded_anew(self) -> bool:
+        """Whether no form has all that the matrices may hold."""
+        return self.layout == FLOATS or self.has_order
+
+    @property
     def form(self) -> str:
         """The smallest of `FORMS` that has all levels less those that stand for zero, so that nothing is
         rounded; else `ROUNDED_ANEW`."""
-        if self.layout == FLOATS or self.has_order:
+        if self.is_rounded_anew:
             return ROUNDED_ANEW
         if self.layout == FOURS:
             return "MXFP4"

@@ -9,28 +9,22 @@ scale that has more digits than float16. What has no form of its own is rounded 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.arrays import F32, Numbers, fill, fill_up, narrowed, room, widened
-from flowspec.model.arithmetic.levels import as_q8_0
-from flowspec.model.arithmetic.packed import FORMS, GROUP, LEVELS_FLOAT, PANEL, Levels, packed
+from flowspec.model.arithmetic.arrays import F32, I64, Numbers, fill_up, narrowed, widened
+from flowspec.model.arithmetic.packed import FORMS, GROUP, LEVELS_FLOAT, Levels
 from flowspec.model.prequantised.scheme import AWQ, FLOATS, FOURS, GPTQ, PACKED, TENSORS, Scheme
 from flowspec.model.safetensors_file import FLOATS8, floats8
-from flowspec.model.tensors import ROUNDED_ANEW, Panels, Tensors, check_shape
+from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 
 WEIGHT = ".weight"
-BLOCK_NUMBERS = 1 << 20
-"""So many weights are unpacked at once."""
-WORD_BITS = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word are of, the lowest bits first."""
 Whole = npt.NDArray[np.int16]
-Tensor = Callable[[str, tuple[int, ...]], Numbers]
-"""One of a matrix's tensors by the end of its name, of an expected shape."""
 Portion = tuple[Numbers, F32]
 """Numbers, most often whole ones, `[outputs, in]` and float32 scales, `[outputs, groups]`, of some
 outputs."""
@@ -40,20 +34,20 @@ class PrequantisedTensors(Tensors):
     """Matrices and other parameters of a checkpoint whose own tensors are `raw`."""
 
     def __init__(self, model: str, scheme: Scheme, raw: Tensors) -> None:
-        self._model = model
+        self.model = model
         self._scheme = scheme
         self._raw = raw
         main, beside = TENSORS[scheme.layout]
         own = set(raw)
-        self._files: dict[str, tuple[str, ...]] = {}
-        """Of each name the tensors of the checkpoint, that of the levels first."""
+        self._files: dict[str, dict[str, str]] = {}
+        """Of each name the tensors of the checkpoint by the ends of their names, that of the levels first."""
         for name in sorted(own):
             stem, _, leaf = name.rpartition(".")
-            around = tuple(each for other in beside if (each := f"{stem}.{other}") in own)
+            around = {other: each for other in beside if (each := f"{stem}.{other}") in own}
             if leaf == main and around:
-                self._files[stem + WEIGHT] = (name, *around)
+                self._files[stem + WEIGHT] = {leaf: name, **around}
             elif leaf not in beside:
-                self._files.setdefault(name, (name,))
+                self._files.setdefault(name, {leaf: name})
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -62,17 +56,16 @@ class PrequantisedTensors(Tensors):
         return iter(self._files)
 
     def files_of(self, name: str) -> tuple[str, ...]:
-        return tuple(file for each in self._files.get(name, (name,)) for file in self._raw.files_of(each))
+        own = self._files[name].values() if name in self._files else (name,)
+        return tuple(file for each in own for file in self._raw.files_of(each))
 
     def shape(self, name: str) -> tuple[int, ...]:
         if not self._is_quantised(name):
             return self._raw.shape(name)
-        main, layout = self._files[name][0], self._scheme.layout
-        shape, each = self._raw.shape(main), WORD_BITS // self._scheme.bits
-        if layout == FOURS:
-            each = 2
+        main, layout = next(iter(self._files[name].values())), self._scheme.layout
+        shape, each = self._raw.shape(main), self._scheme.numbers_of_a_word
         if len(shape) != 2:
-            raise InputError(f"{main} of {self._model!r}: expected a matrix, got the shape {list(shape)}")
+            raise InputError(f"{main} of {self.model!r}: expected a matrix, got the shape {list(shape)}")
         if layout == GPTQ:
             return shape[1], shape[0] * each
         if layout == AWQ:
@@ -82,21 +75,26 @@ class PrequantisedTensors(Tensors):
         return shape
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        """A matrix that is quantised in float32."""
-        if not self._is_quantised(name):
-            return self._unscaled(name, shape)
-        made = np.empty(shape, np.float32)
-        self.copy_into(name, made)
-        return made
+        """A matrix that is quantised in float32. Raises `InputError` for levels whose scales are missing."""
+        if self._is_quantised(name):
+            made = np.empty(shape, np.float32)
+            self.copy_into(name, made)
+            return made
+        found = self._raw.load(name, shape)
+        if kind := self._raw.level_type(name):
+            raise InputError(
+                f"{name} of {self.model!r} holds levels ({kind}), but the checkpoint has no "
+                f"{' or '.join(TENSORS[self._scheme.layout][1])} for it"
+            )
+        return found
 
-    def copy_into(self, name: str, part: Numbers) -> None:
+    @np.errstate(all="ignore")  # what is no number shows by itself
+    def rows(self, name: str, first: int, end: int) -> Numbers:
         if not self._is_quantised(name):
-            fill(part, self._unscaled(name, part.shape))
-            return
-        check_shape(name, self._model, part.shape, self.shape(name))
-        read = self._reader(name)
-        for first, end in self._blocks(name):
-            fill(part[first:end], _numbers(*read(first, end)))
+            return super().rows(name, first, end)
+        whole, scales = self._portion(name, first, end)
+        groups = widened(whole).reshape(*scales.shape, -1)
+        return (groups * scales[..., None]).reshape(whole.shape)
 
     def form(self, name: str) -> str:
         if len(self.shape(name)) != 2:
@@ -104,222 +102,142 @@ class PrequantisedTensors(Tensors):
         return self._scheme.form if self._is_quantised(name) else ROUNDED_ANEW
 
     def is_rounded_anew(self, name: str) -> bool:
-        """Whether `panels` are nearest to the numbers that `load` gives, rather than the same."""
-        return not self._is_quantised(name) or self._scheme.layout == FLOATS or self._scheme.has_order
+        return not self._is_quantised(name) or self._scheme.is_rounded_anew
 
-    def packed_bytes(self, name: str) -> int:
-        outputs, inputs = self.shape(name)
-        return FORMS[self.form(name)].panel_bytes(inputs, outputs)
-
-    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
-        check_shape(name, self._model, shape, self.shape(name))
-        form, (outputs, inputs) = FORMS[self.form(name)], shape
-        units = -(-inputs // form.unit)
-        found: Panels = room((-(-outputs // PANEL), units, form.unit_bytes), np.uint8)
-        if self._is_quantised(name):
-            read = self._reader(name)
-        else:
-            numbers = self._unscaled(name, shape)
-
-            def read(first: int, end: int) -> Portion:
-                return numbers[first:end], np.ones((end - first, 1), np.float32)
-
-        for first, end in self._blocks(name):
-            portion = read(first, end)
-            if self.is_rounded_anew(name):
-                given = as_q8_0(_numbers(*portion))
-            else:
-                given = self._as_they_are(name, portion)
-            panels = packed(form, given)
-            found[first // PANEL : first // PANEL + len(panels)] = panels
-        return found
-
-    # ------------------------------------------------------------------------------------------- reading
-
-    def _is_quantised(self, name: str) -> bool:
-        return len(self._files.get(name, ())) > 1
-
-    def _unscaled(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        """A tensor that is not quantised; raises `InputError` for levels whose scales are missing."""
-        found = self._raw.load(name, shape)
-        if kind := self._raw.level_type(name):
-            raise InputError(
-                f"{name} of {self._model!r} holds levels ({kind}), but the checkpoint has no "
-                f"{' or '.join(TENSORS[self._scheme.layout][1])} for it"
-            )
-        return found
-
-    def _blocks(self, name: str) -> Iterator[tuple[int, int]]:
-        outputs, inputs = self.shape(name)
-        step = max(PANEL, BLOCK_NUMBERS // max(1, inputs) // PANEL * PANEL)
-        for first in range(0, outputs, step):
-            yield first, min(outputs, first + step)
-
-    def _as_they_are(self, name: str, portion: Portion) -> Levels:
-        """Levels and scales for panels; raises `InputError` for a level that the config does not tell of."""
-        whole, scales = portion
+    def levels(self, name: str, first: int, end: int) -> Levels:
+        """Raises `InputError` for a level that the config does not tell of."""
+        if self.is_rounded_anew(name):
+            return super().levels(name, first, end)
+        whole, scales = self._portion(name, first, end)
         form, groups = FORMS[self._scheme.form], -(-whole.shape[1] // GROUP)
         if form.has_exponents:
             return _as_floats(whole, scales)
         least, most = whole.min(), whole.max()
         if least < -form.offset or most >= (1 << form.bits) - form.offset:
             raise InputError(
-                f"{name} of {self._model!r} has levels from {int(least)} to {int(most)}, of which its config "
+                f"{name} of {self.model!r} has levels from {int(least)} to {int(most)}, of which its config "
                 f"(symmetric, bits) does not tell: expected {-form.offset} to "
                 f"{(1 << form.bits) - form.offset - 1}"
             )
         levels = fill_up((whole + form.offset).astype(np.uint8), GROUP, form.offset)
         each = np.repeat(narrowed(scales, "float16"), groups // scales.shape[1], 1)
         if not np.isfinite(each).all():
-            raise InputError(f"{name} of {self._model!r} has a scale that no weight has: {scales.max():g}")
+            raise InputError(f"{name} of {self.model!r} has a scale that no weight has: {scales.max():g}")
         return Levels(levels=levels.reshape(len(whole), -1, GROUP), scales=each)
 
-    def _reader(self, name: str) -> Callable[[int, int], Portion]:
-        """Gives the outputs from `first` to `end` of a matrix that is quantised."""
-        scheme, shape = self._scheme, self.shape(name)
-        own = {each.rpartition(".")[2]: each for each in self._files[name]}
-        groups = 1 if not scheme.group else shape[1] // scheme.group
-        if scheme.group and shape[1] % scheme.group:
+    # ------------------------------------------------------------------------------------------- reading
+
+    def _is_quantised(self, name: str) -> bool:
+        return len(self._files.get(name, ())) > 1
+
+    def _portion(self, name: str, first: int, end: int) -> Portion:
+        """The outputs from `first`, a multiple of 16, to `end` of a matrix that is quantised."""
+        scheme, inputs = self._scheme, self.shape(name)[1]
+        groups = 1 if not scheme.group else inputs // scheme.group
+        if scheme.group and inputs % scheme.group:
             raise InputError(
-                f"{name} of {self._model!r} has {shape[1]} inputs, which are no groups of {scheme.group}"
+                f"{name} of {self.model!r} has {inputs} inputs, which are no groups of {scheme.group}"
             )
+        read = {GPTQ: self._by_inputs, AWQ: self._by_inputs, FLOATS: self._floats, FOURS: self._fours}
+        return read.get(scheme.layout, self._by_outputs)(name, groups, slice(first, end))
 
-        def tensor(leaf: str, expected: tuple[int, ...]) -> Numbers:
-            if leaf not in own:
-                raise InputError(f"model {self._model!r} has no {name.removesuffix(WEIGHT)}.{leaf}")
-            return self._raw.load(own[leaf], expected)
+    def _tensor(self, name: str, leaf: str, shape: tuple[int, ...]) -> Numbers:
+        """One of a matrix's tensors by the end of its name."""
+        if leaf not in self._files[name]:
+            raise InputError(f"model {self.model!r} has no {name.removesuffix(WEIGHT)}.{leaf}")
+        return self._raw.load(self._files[name][leaf], shape)
 
-        if scheme.layout in (GPTQ, AWQ):
-            return self._by_inputs(tensor, own, shape, groups)
-        if scheme.layout == FLOATS:
-            return self._floats(tensor, own, shape)
-        if scheme.layout == FOURS:
-            return _fours(tensor, shape, groups)
-        return self._by_outputs(tensor, own, shape, groups)
-
-    def _by_inputs(
-        self, tensor: Tensor, own: dict[str, str], shape: tuple[int, ...], groups: int
-    ) -> Callable[[int, int], Portion]:
+    def _by_inputs(self, name: str, groups: int, some: slice) -> Portion:
         """GPTQ and AWQ: a column for each output, or for eight of them."""
-        scheme, (outputs, inputs) = self._scheme, shape
-        each = WORD_BITS // scheme.bits
-        zeros_shape = (groups, outputs // each)
-        scales, zeros = tensor("scales", (groups, outputs)), tensor("qzeros", zeros_shape)
-        is_awq = scheme.layout == AWQ
-        words = tensor("qweight", (inputs, outputs // each) if is_awq else (inputs // each, outputs))
-        places, is_in_order = self._places(tensor, "g_idx" if "g_idx" in own else "", inputs, groups)
-
-        def read(first: int, end: int) -> Portion:
-            if is_awq:
-                columns = slice(first // each, -(-end // each))
-                found = _of_words(words[:, columns], scheme.bits, AWQ_ORDER).T
-                offsets = _of_words(zeros[:, columns], scheme.bits, AWQ_ORDER).T
-            else:
-                found = _of_words(words[:, first:end].T, scheme.bits)
-                offsets = _of_words(zeros, scheme.bits)[:, first:end].T + scheme.zeros_less_one
-            steps = widened(scales[:, first:end].T)
-            return found - offsets[:, places], steps if is_in_order else steps[:, places]
-
-        return read
-
-    def _by_outputs(
-        self,
-        tensor: Tensor,
-        own: dict[str, str],
-        shape: tuple[int, ...],
-        groups: int,
-    ) -> Callable[[int, int], Portion]:
-        """compressed-tensors' whole numbers: a row for each output."""
-        scheme, (outputs, inputs) = self._scheme, shape
-        each, middle = WORD_BITS // scheme.bits, 1 << scheme.bits - 1
-        scales = self._scales(tensor, own, "weight_scale", (outputs, groups))
-        zeros = None
-        if scheme.layout == PACKED:
-            words = tensor("weight_packed", (outputs, inputs // each))
-            if tuple(tensor("weight_shape", (2,)).tolist()) != shape:
-                raise InputError(f"model {self._model!r}: expected the weight_shape {list(shape)}")
-            if not scheme.is_symmetric:
-                packed_zeros = tensor("weight_zero_point", (-(-outputs // each), groups))
-                zeros = _of_words(packed_zeros.T, scheme.bits)[:, :outputs].T
+        scheme, (outputs, inputs) = self._scheme, self.shape(name)
+        bits, each = scheme.bits, scheme.numbers_of_a_word
+        scales = widened(self._tensor(name, "scales", (groups, outputs))[:, some].T)
+        zeros = self._tensor(name, "qzeros", (groups, outputs // each))
+        if scheme.layout == AWQ:
+            columns = slice(some.start // each, -(-some.stop // each))
+            words = self._tensor(name, "qweight", (inputs, outputs // each))
+            whole = _of_words(words[:, columns], bits, AWQ_ORDER).T
+            offsets = _of_words(zeros[:, columns], bits, AWQ_ORDER).T
         else:
-            words = tensor("weight", (outputs, inputs))
-        leaf = "weight_g_idx" if "weight_g_idx" in own else ""
-        places, is_in_order = self._places(tensor, leaf, inputs, groups)
+            words = self._tensor(name, "qweight", (inputs // each, outputs))
+            whole = _of_words(words[:, some].T, bits)
+            offsets = _of_words(zeros, bits)[:, some].T + scheme.zeros_less_one
+        places = self._places(name, "g_idx", groups)
+        return whole - offsets[:, places], scales[:, places] if scheme.has_order else scales
 
-        def read(first: int, end: int) -> Portion:
-            part, steps = words[first:end], scales[first:end]
-            whole = _of_words(part, scheme.bits) if scheme.layout == PACKED else part + np.int16(middle)
-            whole = whole - (middle if zeros is None else zeros[first:end][:, places])
-            return whole, steps if is_in_order else steps[:, places]
+    def _by_outputs(self, name: str, groups: int, some: slice) -> Portion:
+        """compressed-tensors' whole numbers: a row for each output."""
+        scheme, (outputs, inputs) = self._scheme, self.shape(name)
+        bits, each = scheme.bits, scheme.numbers_of_a_word
+        scales = self._scales(name, "weight_scale", groups, some)
+        places = self._places(name, "weight_g_idx", groups)
+        if scheme.layout == PACKED:
+            words = self._tensor(name, "weight_packed", (outputs, inputs // each))
+            if tuple(self._tensor(name, "weight_shape", (2,)).tolist()) != (outputs, inputs):
+                raise InputError(f"model {self.model!r}: expected the weight_shape {[outputs, inputs]}")
+            whole = _of_words(words[some], bits)
+            if scheme.is_symmetric:
+                whole -= np.int16(1 << bits - 1)
+            else:
+                zeros = self._tensor(name, "weight_zero_point", (-(-outputs // each), groups))
+                own = zeros[some.start // each : -(-some.stop // each)].T
+                whole -= _of_words(own, bits)[:, : len(whole)].T[:, places]
+        else:
+            whole = self._tensor(name, "weight", (outputs, inputs))[some].astype(np.int16)
+            if not scheme.is_symmetric:
+                whole -= self._tensor(name, "weight_zero_point", (outputs, groups))[some][:, places]
+        return whole, scales[:, places] if scheme.has_order else scales
 
-        return read
-
-    def _places(
-        self, tensor: Tensor, leaf: str, inputs: int, groups: int
-    ) -> tuple[npt.NDArray[np.int64], bool]:
-        """The group of each input, and whether groups are one after another; raises `InputError` for a tensor
-        `leaf` that says otherwise than the config."""
+    def _places(self, name: str, leaf: str, groups: int) -> I64:
+        """The group of each input; raises `InputError` for a tensor `leaf` that says otherwise than the
+        config."""
+        inputs = self.shape(name)[1]
         in_order = np.arange(inputs) // (inputs // groups)
-        if not leaf:
-            return in_order, True
-        found = tensor(leaf, (inputs,)).astype(np.int64)
+        if leaf not in self._files[name]:
+            return in_order
+        found = self._tensor(name, leaf, (inputs,)).astype(np.int64)
         if not ((found >= 0) & (found < groups)).all():
-            raise InputError(f"{leaf} of {self._model!r}: expected groups from 0 to {groups - 1}")
+            raise InputError(f"{leaf} of {self.model!r}: expected groups from 0 to {groups - 1}")
         if not self._scheme.has_order and not np.array_equal(found, in_order):
             raise InputError(
-                f"{leaf} of {self._model!r} has groups in no order, of which its config (desc_act, actorder) "
+                f"{leaf} of {self.model!r} has groups in no order, of which its config (desc_act, actorder) "
                 "does not tell"
             )
-        return found, not self._scheme.has_order
+        return found
 
-    def _floats(
-        self,
-        tensor: Tensor,
-        own: dict[str, str],
-        shape: tuple[int, ...],
-    ) -> Callable[[int, int], Portion]:
-        outputs, inputs = shape
-        words, leaf = tensor("weight", shape), next(each for each in own if each != "weight")
-        numbers = floats8 if self._raw.level_type(own["weight"]) == FLOATS8 else widened
+    def _floats(self, name: str, groups: int, some: slice) -> Portion:
+        outputs, inputs = shape = self.shape(name)
+        words, leaf = self._tensor(name, "weight", shape)[some], [*self._files[name]][1]
+        is_of_8_bits = self._raw.level_type(self._files[name]["weight"]) == FLOATS8
+        numbers = floats8(words) if is_of_8_bits else widened(words)
         if self._scheme.block is None:
-            scales = self._scales(tensor, own, leaf, (outputs, 1))
-            return lambda first, end: (numbers(words[first:end]), scales[first:end])
+            return numbers, self._scales(name, leaf, 1, some)
         rows, columns = self._scheme.block
-        blocks = widened(tensor(leaf, (-(-outputs // rows), -(-inputs // columns))))
-        wide = np.repeat(blocks, columns, 1)[:, :inputs]
-        return lambda first, end: (numbers(words[first:end]), wide[np.arange(first, end) // rows])
+        blocks = widened(self._tensor(name, leaf, (-(-outputs // rows), -(-inputs // columns))))
+        own = blocks[np.arange(some.start, some.stop) // rows]
+        return numbers, np.repeat(own, columns, 1)[:, :inputs]
 
-    def _scales(
-        self,
-        tensor: Tensor,
-        own: dict[str, str],
-        leaf: str,
-        shape: tuple[int, int],
-    ) -> F32:
+    def _scales(self, name: str, leaf: str, groups: int, some: slice) -> F32:
         """Float32 `[outputs, groups]`; one for all is stored as one number, and as two where an expert's gate
         and up are one matrix of floats."""
-        found = self._raw.shape(own[leaf]) if leaf in own else ()
-        if math.prod(found) == 1:
-            return np.broadcast_to(widened(tensor(leaf, found)).reshape(1, 1), shape)
+        own, outputs = self._files[name], self.shape(name)[0]
+        stored = self._raw.shape(own[leaf]) if leaf in own else ()
+        if math.prod(stored) == 1:
+            one = widened(self._tensor(name, leaf, stored)).reshape(1, 1)
+            return np.broadcast_to(one, (some.stop - some.start, groups))
         has_two = self._scheme.layout == FLOATS and own["weight"].endswith("gate_up_proj.weight")
-        if has_two and found == (2, 1) and shape[1] == 1 and shape[0] % 2 == 0:
-            return np.repeat(widened(tensor(leaf, found)), shape[0] // 2, 0)
-        return widened(tensor(leaf, shape if len(found) == 2 else shape[:1])).reshape(shape)
+        if has_two and stored == (2, 1) and groups == 1 and outputs % 2 == 0:
+            return np.repeat(widened(self._tensor(name, leaf, stored)), outputs // 2, 0)[some]
+        expected = (outputs, groups) if len(stored) == 2 or groups > 1 else (outputs,)
+        return widened(self._tensor(name, leaf, expected)[some]).reshape(-1, groups)
 
-
-def _fours(tensor: Tensor, shape: tuple[int, ...], groups: int) -> Callable[[int, int], Portion]:
-    """MXFP4: two floats of 4 bits in a byte, and a power of two for 32 of them."""
-    outputs, inputs = shape
-    pairs = tensor("weight_packed", (outputs, inputs // 2))
-    exponents = tensor("weight_scale", (outputs, groups)).astype(np.int32) - 127
-    halves = np.array(LEVELS_FLOAT, np.int16)
-
-    def read(first: int, end: int) -> Portion:
-        some = pairs[first:end]
-        four = np.stack([some & 15, some >> 4], 2).reshape(len(some), -1)
-        return halves[four], np.ldexp(np.float32(0.5), exponents[first:end])
-
-    return read
+    def _fours(self, name: str, groups: int, some: slice) -> Portion:
+        """MXFP4: two floats of 4 bits in a byte, and a power of two for 32 of them."""
+        outputs, inputs = self.shape(name)
+        pairs = self._tensor(name, "weight_packed", (outputs, inputs // 2))[some]
+        exponents = self._tensor(name, "weight_scale", (outputs, groups))[some].astype(np.int32) - 127
+        fours = np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1)
+        return np.array(LEVELS_FLOAT, np.int16)[fours], np.ldexp(np.float32(0.5), exponents)
 
 
 def _as_floats(halves: Whole, scales: F32) -> Levels:
@@ -341,10 +259,3 @@ def _of_words(words: Numbers, bits: int, order: tuple[int, ...] = ()) -> Whole:
     if order:
         found = found.reshape(-1, len(order))[:, np.argsort(order)]
     return found.reshape(len(words), -1).astype(np.int16)
-
-
-@np.errstate(all="ignore")  # what is no number shows by itself
-def _numbers(whole: Numbers, scales: F32) -> F32:
-    """Float32 `[outputs, in]`."""
-    groups = widened(whole).reshape(*scales.shape, -1)
-    return (groups * scales[..., None]).reshape(whole.shape)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from flowspec.core.protocol.limits import DIGEST_CHARS
 from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.model.arithmetic.packed import Levels
 from flowspec.model.files import ModelFiles
 from flowspec.model.safetensors_file import SafetensorsTensors
-from flowspec.model.tensors import Extent, Extents, Panels, Tensors
+from flowspec.model.tensors import Extent, Extents, Tensors, TensorsOver
 from flowspec.runtime.weights.digests import OpenFiles
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
@@ -152,59 +150,28 @@ class HubModel(CheckedFiles):
         return self.file_map()
 
 
-class _CheckedTensors(Tensors):
-    """Tensors that are checked before they are read."""
+class _CheckedTensors(TensorsOver):
+    """Tensors of which each is checked before it is first read."""
 
     def __init__(self, tensors: Tensors, check: Callable[[str], None]) -> None:
-        self._tensors = tensors
+        super().__init__(tensors)
         self._check = check
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._tensors.shape(name)
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        return self._tensors.files_of(name)
+        self._checked: set[str] = set()
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         self._check_all(name)
-        return self._tensors.load(name, shape)
+        return super().load(name, shape)
 
-    def copy_into(self, name: str, part: Numbers) -> None:
+    def rows(self, name: str, first: int, end: int) -> Numbers:
         self._check_all(name)
-        self._tensors.copy_into(name, part)
+        return super().rows(name, first, end)
 
-    def copy_together(self, parts: Mapping[str, Numbers]) -> None:
-        for name in parts:
-            self._check_all(name)
-        self._tensors.copy_together(parts)
-
-    def form(self, name: str) -> str:
-        return self._tensors.form(name)
-
-    def is_rounded_anew(self, name: str) -> bool:
-        return self._tensors.is_rounded_anew(name)
-
-    def packed_bytes(self, name: str) -> int:
-        return self._tensors.packed_bytes(name)
-
-    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
+    def levels(self, name: str, first: int, end: int) -> Levels:
         self._check_all(name)
-        return self._tensors.panels(name, shape)
-
-    def panels_together(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Panels]:
-        for name in shapes:
-            self._check_all(name)
-        return self._tensors.panels_together(shapes)
-
-    def input_order(self, name: str) -> npt.NDArray[np.int64] | None:
-        return self._tensors.input_order(name)
+        return super().levels(name, first, end)
 
     def _check_all(self, name: str) -> None:
-        for each in self.files_of(name):
-            self._check(each)
+        for file in self.files_of(name):
+            if file not in self._checked:
+                self._check(file)
+                self._checked.add(file)

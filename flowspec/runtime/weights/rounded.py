@@ -186,8 +186,7 @@ def _how(files: ModelFiles, name: str) -> Identity:
     if files.gguf_architecture:
         return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
     how = () if files.scheme is None else (repr(files.scheme),)
-    is_part = files.joins_experts or files.stacks_experts or files.has_layer_inputs
-    return (*how, name) if is_part else how
+    return (*how, name) if files.has_views else how
 
 
 @contextlib.contextmanager

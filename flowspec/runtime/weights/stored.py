@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
-from flowspec.errors import InputError, PeerError, first_line
-from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.errors import InputError, PeerError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import GgufTensor
 from flowspec.model.gguf.tensors import GgufTensors
-from flowspec.model.safetensors_file import level_type, mapped
-from flowspec.model.tensors import Extent, Tensors, check_shape
+from flowspec.model.safetensors_file import RawTensors
+from flowspec.model.tensors import Extent, Tensors
 from flowspec.runtime.weights.store import WeightStore
 
 
@@ -110,39 +109,26 @@ class StoredModel(ModelFiles):
             return None
 
 
-class StoredTensors(Tensors):
+class StoredTensors(RawTensors):
     """The tensors of a `StoredModel`: names are known of all, sizes of those that were asked for, contents of
     those that came."""
 
     def __init__(self, model: StoredModel) -> None:
-        self._model = model
+        self.model = model.model
+        self._stored = model
 
     def __contains__(self, name: str) -> bool:
-        return name in self._model.names
+        return name in self._stored.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._model.names)
+        return iter(self._stored.names)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._model.entry(name).shape
-
-    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        """As of a file."""
-        entry = self._model.entry(name)
-        check_shape(name, self._model.model, shape, entry.shape)
-        extent = Extent(
-            path=self._model.store.path(entry.digest),
+    def extent(self, name: str) -> Extent:
+        entry = self._stored.entry(name)
+        return Extent(
+            path=self._stored.store.path(entry.digest),
             offset=0,
             size_bytes=entry.size_bytes,
             dtype=entry.dtype,
             shape=entry.shape,
         )
-        try:
-            return mapped(extent)
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"cannot read {name} in {self._model.store.folder}: {first_line(error)}; start again"
-            ) from None
-
-    def level_type(self, name: str) -> str:
-        return level_type(self._model.entry(name).dtype)

@@ -3,7 +3,6 @@ when either is not what it was."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import Span
@@ -33,17 +31,14 @@ from tests.runtime.weights.test_receive import ASSIGN, offer_of
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The tensors of the checkpoint whose values are read, in order."""
     found: list[str] = []
-    for kind in (Tensors, GgufTensors):
-        monkeypatch.setattr(kind, "copy_into", _noting(kind.copy_into, found))
-    return found
+    plain = Tensors.copy_into
 
-
-def _noting(plain: Callable[..., None], found: list[str]) -> Callable[..., None]:
     def copy_into(tensors: Tensors, name: str, part: Array) -> None:
         found.append(name)
         plain(tensors, name, part)
 
-    return copy_into
+    monkeypatch.setattr(Tensors, "copy_into", copy_into)
+    return found
 
 
 class Silent(Direct):
