@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -106,37 +107,19 @@ def check_written(extents: Iterable[Extent]) -> None:
     for path, group in groupby(placed, key=lambda each: each.path):
         tensors = list(group)
         with path.open("rb") as file:
-            for first, last in _zero_runs(file.fileno(), tensors):
-                end = last.offset + last.size_bytes
-                is_hole = (
-                    last is tensors[-1]
-                    or (
-                        first is not tensors[0]
-                        and _is_zero(file.fileno(), first.offset - _EDGE_BYTES, _EDGE_BYTES)
-                    )
-                    or _is_zero(file.fileno(), end, _EDGE_BYTES)
-                )
-                if is_hole:
+            descriptor = file.fileno()
+            for is_zero, members in groupby(tensors, partial(_has_only_zeros, descriptor)):
+                run = list(members)
+                if not is_zero or all(len(each.shape) < 2 for each in run):
+                    continue
+                begin, end = run[0].offset, run[-1].offset + run[-1].size_bytes
+                is_first, is_last = run[0] is tensors[0], run[-1] is tensors[-1]
+                is_hole = is_last or _is_zero(descriptor, end, _EDGE_BYTES)
+                if is_hole or (not is_first and _is_zero(descriptor, begin - _EDGE_BYTES, _EDGE_BYTES)):
                     raise InputError(
-                        f"{path} was not written to its end: {end - first.offset} bytes of weights from byte "
-                        f"{first.offset} on are zeros, as a download leaves them that is cut off; fetch it "
-                        "again"
+                        f"{path} was not written to its end: {end - begin} bytes of weights from byte "
+                        f"{begin} on are zeros, as a download leaves them that is cut off; fetch it again"
                     )
-
-
-def _zero_runs(descriptor: int, tensors: Sequence[Extent]) -> list[tuple[Extent, Extent]]:
-    """The first and the last tensor of each run of tensors without any number but zero; runs without a
-    matrix are left out."""
-    found = []
-    run: list[Extent] = []
-    for tensor in [*tensors, None]:
-        if tensor is not None and _has_only_zeros(descriptor, tensor):
-            run.append(tensor)
-            continue
-        if any(len(each.shape) > 1 for each in run):
-            found.append((run[0], run[-1]))
-        run = []
-    return found
 
 
 def _has_only_zeros(descriptor: int, tensor: Extent) -> bool:

@@ -54,19 +54,15 @@ def bundled_folder(name: str) -> Path:
 
 def bundled_models() -> tuple[str, ...]:
     """The names of the bundled models, beside `bundled` itself."""
-    return tuple(
-        sorted(path.parent.name for path in DEMO_FOLDER.glob("*/config.json") if path.parent.name != "target")
-    )
+    names = (path.parent.name for path in DEMO_FOLDER.glob("*/config.json"))
+    return tuple(sorted(name for name in names if name != "target"))
 
 
 def canonical_name(model: str) -> str:
     """The name other devices should use: `bundled` or another bundled model, an absolute folder or GGUF
     file, or a hub id."""
-    return (
-        str(Path(model).resolve())
-        if model != BUNDLED and (os.path.isdir(model) or _is_local_gguf(model))
-        else model
-    )
+    is_here = model != BUNDLED and (os.path.isdir(model) or _is_local_gguf(model))
+    return str(Path(model).resolve()) if is_here else model
 
 
 class ModelFiles:
@@ -100,9 +96,10 @@ class ModelFiles:
                 )
             self._hub_gguf = model.split("/", 2)[2]
         elif os.path.isfile(model):
+            reason = advice(Path(model), "")
             raise InputError(
                 "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file "
-                f"{model!r} is no model{_hint(Path(model))}"
+                f"{model!r} is no model{reason and f'; {reason}'}"
             )
         elif _is_path(model) or model.count("/") != 1:
             raise InputError(
@@ -146,12 +143,10 @@ class ModelFiles:
     def filed_sizes(self) -> dict[str, int]:
         """What tensors take in memory as the files pack them; others are of 16 bits."""
         tensors = self.tensors()
-        sizes = {}
-        for name in tensors:
-            sizes[name] = (
-                tensors.packed_bytes(name) if tensors.form(name) else 2 * tensors.element_count(name)
-            )
-        return sizes
+        return {
+            name: tensors.packed_bytes(name) if tensors.form(name) else 2 * tensors.element_count(name)
+            for name in tensors
+        }
 
     @property
     def filed_bytes(self) -> float:
@@ -244,8 +239,8 @@ class ModelFiles:
             raise
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
             text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
-            told = first_line(ValueError(text))
-            raise InputError(f"cannot read the {name} of {self.model!r}: {told}") from None
+            line = first_line(ValueError(text))
+            raise InputError(f"cannot read the {name} of {self.model!r}: {line}") from None
 
     @functools.cached_property
     def spec(self) -> ModelSpec:
@@ -269,23 +264,23 @@ class ModelFiles:
     def file_map(self) -> dict[str, str]:
         """Tensor name -> file name, by the names that safetensors files have."""
         index = self.find("model.safetensors.index.json")
-        if index is not None:
-            shards = read_json(index).get("weight_map")
-            if not isinstance(shards, dict) or not all(
-                isinstance(file, str) and Path(file).name == file for file in shards.values()
-            ):
+        if index is None:
+            if self.find("model.safetensors") is None:
                 raise InputError(
-                    f"{index} is broken: expected a weight_map of tensor names to file names beside it, got "
-                    f"{shards!r:.80}"
+                    f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other "
+                    "formats are not loaded: a .bin or .pt "
+                    "file is a pickle, which may run code (docs/security.md tells how to convert one)"
                 )
-            return dict(shards)
-        if self.find("model.safetensors") is None:
+            return dict.fromkeys(read_header(self.path("model.safetensors")), "model.safetensors")
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict) or not all(
+            isinstance(file, str) and Path(file).name == file for file in shards.values()
+        ):
             raise InputError(
-                f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other "
-                "formats are not loaded: a .bin or .pt "
-                "file is a pickle, which may run code (docs/security.md tells how to convert one)"
+                f"{index} is broken: expected a weight_map of tensor names to file names beside it, got "
+                f"{shards!r:.80}"
             )
-        return dict.fromkeys(read_header(self.path("model.safetensors")), "model.safetensors")
+        return dict(shards)
 
     def tensors(self) -> Tensors:
         if self.gguf is not None:
@@ -339,15 +334,15 @@ class ModelFiles:
 
         Equal on all devices that hold the same model, and cheap: a retrained model of the same shape differs.
         """
+        digest = hashlib.sha256()
         if self.gguf is not None:
-            digest = hashlib.sha256()
             for path, size in self.gguf_file.headers.items():
                 with path.open("rb") as file:
                     digest.update(file.read(size))
                 _add_samples(digest, path)
             return digest.hexdigest()[:32]
         config = self.path("config.json")
-        digest = hashlib.sha256(config.read_bytes())
+        digest.update(config.read_bytes())
         if self.folder is None:
             digest.update(config.resolve().parent.name.encode() + config.parent.name.encode())
             return digest.hexdigest()[:32]
@@ -388,12 +383,6 @@ def _checked(whole: dict[str, Any], path: Path) -> dict[str, Any]:
 def _is_local_gguf(model: str) -> bool:
     """By its name or, as Ollama's blobs have no names, its first bytes."""
     return os.path.isfile(model) and (is_gguf(model) or is_gguf_file(Path(model)))
-
-
-def _hint(path: Path) -> str:
-    """What else a file is that is no model."""
-    found = advice(path, "")
-    return f"; {found}" if found else ""
 
 
 def _is_path(model: str) -> bool:

@@ -53,18 +53,10 @@ class _Tensor(NamedTuple):
     strides: Any
 
 
-def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *_rest: Any) -> _Tensor:
-    return _Tensor(storage, offset, shape, strides)
-
-
-def _parameter(tensor: Any, *_rest: Any) -> Any:
-    return tensor
-
-
 _CALLED: Mapping[str, Any] = {
     "collections OrderedDict": collections.OrderedDict,
-    "torch._utils _rebuild_parameter": _parameter,
-    "torch._utils _rebuild_tensor_v2": _tensor,
+    "torch._utils _rebuild_parameter": lambda tensor, *_: tensor,
+    "torch._utils _rebuild_tensor_v2": lambda *given: _Tensor(*given[:4]),
     **{f"torch {name}Storage": dtype for name, dtype in _STORAGES.items()},
 }
 """What the names in a pickle stand for."""

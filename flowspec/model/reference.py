@@ -24,7 +24,6 @@ from flowspec.core.text_before import TextBefore
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf import gemma4
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import STORED_FADING, parts_of
@@ -38,7 +37,7 @@ from flowspec.model.tensors import Tensors
 
 ROUTER_BITS = 4
 """Of each input of a router, to swap experts: then about every eighth token has others in some layer."""
-MISREAD = ("gpt-oss", gemma4.ARCHITECTURE)
+MISREAD = ("gpt-oss", "gemma4")
 """Architectures of GGUF files of which transformers does not find all: experts, scales of layers."""
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj")
 """Modules of transformers' that make them. One that makes queries, too, has these rounded as well."""

@@ -51,11 +51,6 @@ def widen_int8(rounded: Rounded, inputs: int) -> F32:
     return widened(rounded["levels"]) * rounded["scales"][:, None]
 
 
-def bytes_int8(inputs: int, outputs: int) -> int:
-    """What a layer's packed weights take, with a scale for each output."""
-    return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)
-
-
 @_WITH_ANY
 def round_int4(weight: Numbers) -> Rounded:
     """`levels` uint8 `[rows, 16 groups]`, the first of two inputs in the low bits; `scales` float16 `[rows,
@@ -112,10 +107,9 @@ def _lost(columns: F32, scale: F32) -> F32:
 @_WITH_ANY
 def widen_int4(rounded: Rounded, inputs: int) -> F32:
     """As `widen_int8`."""
-    pairs, scales = rounded["levels"], widened(rounded["scales"])
-    levels = np.stack([pairs & 15, pairs >> 4], 2).reshape(*scales.shape, GROUP)
-    weights = (widened(levels) - MIDDLE) * scales[..., None]
-    return weights.reshape(len(pairs), -1)[:, :inputs]
+    given, scales = spread(rounded), widened(rounded["scales"])
+    weights = (widened(given.levels) - MIDDLE) * scales[..., None]
+    return weights.reshape(len(scales), -1)[:, :inputs]
 
 
 def spread(rounded: Rounded) -> Levels:
@@ -125,22 +119,22 @@ def spread(rounded: Rounded) -> Levels:
     return Levels(levels=levels, scales=rounded["scales"])
 
 
-def bytes_int4(inputs: int, outputs: int) -> int:
-    """As `bytes_int8`."""
-    return Q4_0.panel_bytes(inputs, outputs)
-
-
 class Rounding(NamedTuple):
     """How matrices `[rows, in]` are rounded, which numbers they are then, and what `[out, in]` takes once it
-    is packed."""
+    is packed, by its inputs and outputs."""
 
     round: Callable[[Numbers], Rounded]
     widen: Callable[[Rounded, int], F32]
     packed_bytes: Callable[[int, int], int]
 
 
+def _bytes_int8(inputs: int, outputs: int) -> int:
+    """With a scale for each output."""
+    return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)
+
+
 ROUNDINGS: Mapping[str, Rounding] = {
-    "int8": Rounding(round_int8, widen_int8, bytes_int8),
-    "int4": Rounding(round_int4, widen_int4, bytes_int4),
+    "int8": Rounding(round_int8, widen_int8, _bytes_int8),
+    "int4": Rounding(round_int4, widen_int4, Q4_0.panel_bytes),
 }
 """By the name of the precision."""

@@ -258,42 +258,34 @@ def _sources(
 
 
 def sorted_weights(spec: ModelSpec, span: Span, tensors: Tensors, dtype: str) -> SliceWeights:
-    """Every parameter of a slice, by what `load_parts` does with it in this precision."""
-    packed: list[Weight] = []
-    plain: list[Weight] = []
-    for weight in weights_of(spec, span, tensors):
-        (packed if is_packed(dtype) and _is_packed(weight, dtype, tensors) else plain).append(weight)
-    return SliceWeights(tuple(packed), tuple(plain))
-
-
-def _is_packed(weight: Weight, dtype: str, tensors: Tensors) -> bool:
-    """Whether a parameter is packed.
+    """Every parameter of a slice, by what `load_parts` does with it in this precision.
 
     Raises `InputError` for a matrix that is to stay as its file packs it, and is not packed there, or in a
     form that layers do not compute with.
     """
-    is_multiplied = weight.role in ("matrix", "experts")
-    if dtype != FILED:
-        return is_multiplied
-    loose = [source.tensor for source in weight.sources if not tensors.form(source.tensor)]
-    if loose and is_multiplied:
-        raise InputError(
-            f"{tensors.files_of(loose[0])[0]} is not packed in a form that layers compute with; "
-            "use --dtype bfloat16, int8 or int4"
-        )
-    return is_multiplied or (not loose and weight.role == "table")
+    packed: list[Weight] = []
+    plain: list[Weight] = []
+    for weight in weights_of(spec, span, tensors):
+        is_multiplied = weight.role in ("matrix", "experts")
+        loose = [name for name in weight.tensors if not tensors.form(name)] if dtype == FILED else []
+        if loose and is_multiplied:
+            raise InputError(
+                f"{tensors.files_of(loose[0])[0]} is not packed in a form that layers compute with; "
+                "use --dtype bfloat16, int8 or int4"
+            )
+        is_filed_table = dtype == FILED and weight.role == "table" and not loose
+        (packed if is_packed(dtype) and (is_multiplied or is_filed_table) else plain).append(weight)
+    return SliceWeights(tuple(packed), tuple(plain))
 
 
 def weight_bytes(weights: SliceWeights, tensors: Tensors, dtype: str) -> int:
     """What the parameters will take once they are loaded; tied ones count once, unless one of them is
     packed."""
-    sizes = {}
-    for weight in weights.plain:
-        sizes[weight.tensors] = weight.plain_bytes(ACTIVATIONS[dtype])
+    plain = {weight.tensors: weight.plain_bytes(ACTIVATIONS[dtype]) for weight in weights.plain}
     if dtype == FILED:
-        names = {source.tensor for weight in weights.packed for source in weight.sources}
-        return sum(sizes.values()) + sum(map(tensors.packed_bytes, names))
-    return sum(sizes.values()) + sum(stack_bytes(weight.shape, dtype) for weight in weights.packed)
+        names = {name for weight in weights.packed for name in weight.tensors}
+        return sum(plain.values()) + sum(map(tensors.packed_bytes, names))
+    return sum(plain.values()) + sum(stack_bytes(weight.shape, dtype) for weight in weights.packed)
 
 
 def stack_bytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -459,19 +451,17 @@ def check_all_used(spec: ModelSpec, span: Span, weights: tuple[Weight, ...], ten
     own = [f"{root.prefix}layers.{index}." for index in range(span.first, span.end)]
     if span.is_last:
         own += [f"{root.prefix}{family.last_norm}.", root.lm_head.removesuffix("weight")]
-    idle = [
+    idle = tuple(
         f"{root.prefix}layers.{layer}.self_attn.{part}"
         for layer, source in enumerate(spec.sources)
         for part in _OF_KEYS_AND_VALUES
         if source != layer  # published with them all the same
-    ]
+    )
     unused = set(tensors) - {tensor for weight in weights for tensor in weight.tensors}
     strange = sorted(
         name
         for name in unused
-        if name.startswith(tuple(own))
-        and not name.endswith("rotary_emb.inv_freq")
-        and not name.startswith(tuple(idle))
+        if name.startswith(tuple(own)) and not (name.startswith(idle) or name.endswith("rotary_emb.inv_freq"))
     )
     if strange:
         raise InputError(

@@ -6,7 +6,7 @@ anything else about it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
@@ -22,7 +22,7 @@ MODEL_TYPES = {
     "qwen3moe": "qwen3_moe",
     "gemma2": "gemma2",
     "gemma3": "gemma3_text",
-    gemma4.ARCHITECTURE: "gemma4_text",
+    "gemma4": "gemma4_text",
     "phi3": "phi3",
     "smollm3": "smollm3",
     "granite": "granite",
@@ -35,19 +35,12 @@ MODEL_TYPES = {
     "qwen35moe": "qwen3_5_moe_text",
 }
 """Architectures that our families know; Mistral's models call themselves llama, mixtures too."""
-_HEADS_BY_LAYER = ("lfm2",)
-"""Architectures whose files say of each layer how many heads of keys and values it has, 0 for one that is a
-short convolution."""
-_WITHOUT_PLAIN_NETWORKS = ("qwen35moe",)
-"""Mixtures all of whose layers have experts, so that nothing is as wide as the file says of others."""
 _PARTLY_TURNED = ("phi3", "glm4moe", "qwen35", "qwen35moe")
 """Architectures whose heads may turn with the position in a part."""
 _SIGMOID = 2
 """How llama.cpp numbers what a router makes of its logits."""
-SMOLLM3_WITHOUT_ROTARY = 4
+_SMOLLM3_WITHOUT_ROTARY = 4
 """Each such layer of SmolLM3 has no positions, as llama.cpp has it; no file states it."""
-_YARN_WITHOUT_ROUNDING = ("gpt-oss",)
-"""Whose frequencies begin and end to be scaled between whole numbers of them; no file states it."""
 FACTORS = (gemma4.FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
 GUESSING = "nextn_predict_layers"
@@ -67,10 +60,37 @@ MORE_FIELDS = {
     "lfm2": {"shortconv.l_cache": "conv_L_cache"},
 }
 """Those that files of single architectures have."""
+_OF_QWEN35 = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+}
+_NEEDED: Mapping[str, Mapping[str, str]] = {
+    "gemma2": {"attention.sliding_window": "sliding_window"},
+    "gemma3": {"attention.sliding_window": "sliding_window"},
+    "glm4moe": {
+        "expert_count": "n_routed_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_shared_count": "n_shared_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+    },
+    "gpt-oss": {"attention.sliding_window": "sliding_window"},
+    "olmoe": {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
+    "qwen35": _OF_QWEN35,
+    "qwen35moe": {
+        **_OF_QWEN35,
+        "expert_count": "num_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    },
+}
+"""As `MORE_FIELDS`, what transformers does not know of."""
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Tokens that llama.cpp, too, takes for the end of an answer."""
 _UNPACKED_DTYPE = "bfloat16"
-_GEMMA_27B_LAYERS = {"gemma2": 46, "gemma3": 62}
 
 
 def config_of(file: GgufFile) -> dict[str, Any]:
@@ -92,29 +112,24 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         "dtype": _dtype(file),
         **_special_tokens(file.metadata),
     }
-    needed = FIELDS | MORE_FIELDS.get(architecture, {})
-    if architecture in _WITHOUT_PLAIN_NETWORKS:
-        del needed["feed_forward_length"]
-        stated.take("feed_forward_length")
-    is_uneven = architecture == gemma4.ARCHITECTURE
-    if is_uneven:
+    needed = {**FIELDS, **MORE_FIELDS.get(architecture, {}), **_NEEDED.get(architecture, {})}
+    if architecture in ("gemma4", "qwen35moe"):  # no plain networks, or of several widths
         del needed["feed_forward_length"]
     raw |= {name: stated.need(key) for key, name in needed.items()}
-    raw |= gemma4.layers_of(stated, raw) if is_uneven else _layers_of(file, stated, raw, architecture)
+    if architecture == "gemma4":
+        raw |= gemma4.layers_of(stated, raw)
+    else:
+        raw |= _layers_of(stated, raw, architecture)
     stated.check_all_taken()
     return raw
 
 
-def _layers_of(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+def _layers_of(stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
     """Of all architectures whose layers have heads of one kind, if they have any."""
-    if architecture in _HEADS_BY_LAYER:
-        found = _heads_by_layer(stated, raw["num_hidden_layers"])
-    else:
-        found = {"num_key_value_heads": stated.take("attention.head_count_kv", raw["num_attention_heads"])}
-    found |= _heads(file, stated, raw, architecture)
+    found = _heads(stated, raw, architecture)
     if architecture in _OTHERS:
         found |= _OTHERS[architecture](stated, raw | found)
-    return found | _rotary(file, stated, raw | found, architecture)
+    return found | _rotary(stated, raw | found, architecture)
 
 
 def _dtype(file: GgufFile) -> str:
@@ -136,35 +151,42 @@ def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _heads_by_layer(stated: Stated, layers: int) -> dict[str, Any]:
-    counts = stated.take("attention.head_count_kv", None, LIST)
-    some = set(counts or ()) - {0}
-    if not counts or len(counts) != layers or len(some) != 1:
-        stated.refuse("attention.head_count_kv", counts, f"one number of heads for {layers} layers, or 0")
-    types = [CONVOLUTION if count == 0 else "full_attention" for count in counts]
-    return {"num_key_value_heads": some.pop(), "layer_types": types}
-
-
-def _heads(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """Width of a head, and in `partial_rotary_factor` the part of it that turns with the position."""
+def _heads(stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """How many heads of keys and how wide a head is, and in `partial_rotary_factor` the part of it that turns
+    with the position."""
+    layers, path = raw["num_hidden_layers"], stated.file.path
+    found: dict[str, Any] = {}
+    if architecture == "lfm2":  # of each layer, 0 for one that is a short convolution
+        counts = stated.take("attention.head_count_kv", None, LIST)
+        some = set(counts or ()) - {0}
+        if not counts or len(counts) != layers or len(some) != 1:
+            stated.refuse("attention.head_count_kv", counts, f"one number of heads for {layers} layers, or 0")
+        found["layer_types"] = [CONVOLUTION if count == 0 else "full_attention" for count in counts]
+        found["num_key_value_heads"] = some.pop()
+    else:
+        heads = raw["num_attention_heads"]
+        found["num_key_value_heads"] = stated.take("attention.head_count_kv", heads)
     rotated = stated.take("rope.dimension_count")
     width = stated.take("attention.key_length", raw["hidden_size"] // raw["num_attention_heads"])
     if stated.take("attention.value_length", width) != width:
         raise InputError(
-            f"{file.path}: expected {architecture}.attention.value_length to be that of keys, {width}"
+            f"{path}: expected {architecture}.attention.value_length to be that of keys, {width}"
         )
     part = 1.0 if rotated is None else rotated / width
-    if part != 1.0 and architecture not in _PARTLY_TURNED:
+    if architecture in _PARTLY_TURNED:
+        found["partial_rotary_factor"] = part
+    elif part != 1.0:
         raise InputError(
-            f"{file.path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, "
-            f"got {rotated}"
+            f"{path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, got "
+            f"{rotated}"
         )
-    return {"head_dim": width} | ({"partial_rotary_factor": part} if architecture in _PARTLY_TURNED else {})
+    return found | {"head_dim": width}
 
 
-def _rotary(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+def _rotary(stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
     """`rope_parameters`: with divisors of single frequencies, they are those of longrope, for Llama 3's
     scaling, too."""
+    file = stated.file
     kind = stated.take("rope.scaling.type", "linear", TEXT)
     factor = stated.take("rope.scaling.factor", 1.0)
     attention_factor = stated.take("rope.scaling.attn_factor", 1.0)
@@ -192,15 +214,12 @@ def _rotary(file: GgufFile, stated: Stated, raw: dict[str, Any], architecture: s
             "attention_factor": float(attention_factor),
         }
     elif kind == "yarn":
-        rope |= {
-            "rope_type": "yarn",
-            "factor": float(factor),
-            "original_max_position_embeddings": int(original),
-        }
+        limit = int(original)
+        rope |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": limit}
         for name in ("beta_fast", "beta_slow"):
             if (beta := stated.take(f"rope.scaling.yarn_{name}")) is not None:
                 rope[name] = float(beta)
-        if architecture in _YARN_WITHOUT_ROUNDING:
+        if architecture == "gpt-oss":  # between whole numbers of frequencies; no file states it
             rope["truncate"] = False
     elif kind == "linear" and factor != 1:
         rope |= {"rope_type": "linear", "factor": float(factor)}
@@ -234,41 +253,23 @@ def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
     return [float(value) for value in file.tensors[name].numbers()]
 
 
-def _gemma(architecture: str, every: int) -> Callable[[Stated, dict[str, Any]], dict[str, Any]]:
-    """Windows on all layers but each `every`-th, and scores scaled by the width of heads, which the largest
-    models do otherwise."""
-
-    def read(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-        layers, head_dim = raw["num_hidden_layers"], raw["head_dim"]
-        is_27b = layers == _GEMMA_27B_LAYERS[architecture]
-        pattern = stated.take("attention.sliding_window_pattern", every)
-        return {
-            "query_pre_attn_scalar": raw["hidden_size"] // raw["num_attention_heads"] if is_27b else head_dim,
-            "sliding_window": stated.need("attention.sliding_window"),
-            "layer_types": [
-                "sliding_attention" if (layer + 1) % pattern else "full_attention" for layer in range(layers)
-            ],
-        }
-
-    return read
-
-
-def _gemma2(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    caps = {
-        name: float(stated.take(name, default))
-        for name, default in (("attn_logit_softcapping", 50.0), ("final_logit_softcapping", 30.0))
+def _gemma(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
+    """Windows on all layers but each second or sixth, and scores scaled by the width of heads, which the
+    largest models do otherwise."""
+    is_gemma2, layers, width = raw["model_type"] == "gemma2", raw["num_hidden_layers"], raw["head_dim"]
+    if layers == (46 if is_gemma2 else 62):  # of 27 billion parameters
+        width = raw["hidden_size"] // raw["num_attention_heads"]
+    caps = {"final_logit_softcapping": stated.take("final_logit_softcapping", 30.0 if is_gemma2 else None)}
+    if is_gemma2:
+        caps["attn_logit_softcapping"] = stated.take("attn_logit_softcapping", 50.0)
+    pattern = stated.take("attention.sliding_window_pattern", 2 if is_gemma2 else 6)
+    return caps | {
+        "query_pre_attn_scalar": width,
+        "layer_types": [
+            "full_attention" if layer % pattern == 0 else "sliding_attention"
+            for layer in range(1, layers + 1)
+        ],
     }
-    return _gemma("gemma2", 2)(stated, raw) | caps
-
-
-def _gemma3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    return _gemma("gemma3", 6)(stated, raw) | {
-        "final_logit_softcapping": stated.take("final_logit_softcapping")
-    }
-
-
-def _phi3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    return {"sliding_window": stated.take("attention.sliding_window", None)}
 
 
 def _llama(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
@@ -276,13 +277,8 @@ def _llama(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     window = stated.take("attention.sliding_window")
     experts = stated.take("expert_count")
     if experts is not None:
-        used = stated.need("expert_used_count")
-        return {
-            "model_type": "mixtral",
-            "num_local_experts": experts,
-            "num_experts_per_tok": used,
-            "sliding_window": window,
-        }
+        mixture = {"num_local_experts": experts, "num_experts_per_tok": stated.need("expert_used_count")}
+        return {"model_type": "mixtral", "sliding_window": window, **mixture}
     return {} if window is None else {"model_type": "mistral", "sliding_window": window}
 
 
@@ -303,10 +299,6 @@ def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     return {
         "num_hidden_layers": raw["num_hidden_layers"] - guessing,
         "num_nextn_predict_layers": guessing,
-        "n_routed_experts": stated.need("expert_count"),
-        "num_experts_per_tok": stated.need("expert_used_count"),
-        "n_shared_experts": stated.need("expert_shared_count"),
-        "moe_intermediate_size": stated.need("expert_feed_forward_length"),
         "first_k_dense_replace": stated.take("leading_dense_block_count", 0),
         "n_group": stated.take("expert_group_count", 1),
         "topk_group": stated.take("expert_group_used_count", 1),
@@ -331,7 +323,8 @@ def _qwen35(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     sections = stated.take("rope.dimension_sections", [0], LIST)
     if len(sections) == 4 and sections[3]:
         stated.refuse("rope.dimension_sections", sections, "no fourth section")
-    heads, inner = stated.need("ssm.time_step_rank"), stated.need("ssm.inner_size")
+    stated.take("feed_forward_length")  # nothing is as wide in a mixture
+    heads, inner = raw["linear_num_value_heads"], stated.need("ssm.inner_size")
     if inner % heads:
         stated.refuse("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank, {heads}")
     attends = has_state[:layers].index(False) if False in has_state[:layers] else 0
@@ -339,21 +332,8 @@ def _qwen35(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
         "num_hidden_layers": layers,
         "mtp_num_hidden_layers": guessing,
         "layer_types": [LINEAR if each else "full_attention" for each in has_state[:layers]],
-        "linear_conv_kernel_dim": stated.need("ssm.conv_kernel"),
-        "linear_key_head_dim": stated.need("ssm.state_size"),
-        "linear_num_key_heads": stated.need("ssm.group_count"),
-        "linear_num_value_heads": heads,
         "linear_value_head_dim": inner // heads,
         "attention_bias": stated.has_tensor(f"blk.{attends}.attn_q.bias"),
-    }
-
-
-def _qwen35_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    return _qwen35(stated, raw) | {
-        "num_experts": stated.need("expert_count"),
-        "num_experts_per_tok": stated.need("expert_used_count"),
-        "moe_intermediate_size": stated.need("expert_feed_forward_length"),
-        "shared_expert_intermediate_size": stated.need("expert_shared_feed_forward_length"),
     }
 
 
@@ -366,29 +346,16 @@ def _lfm2(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
 def _gpt_oss(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     """Every second layer has a window, the first one, too; no file states it."""
     return {
-        "sliding_window": stated.need("attention.sliding_window"),
         "intermediate_size": stated.take("expert_feed_forward_length", raw["intermediate_size"]),
         "attention_bias": stated.has_tensor("blk.0.attn_q.bias"),
-    }
-
-
-def _qwen3_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    return {"moe_intermediate_size": stated.need("expert_feed_forward_length"), "norm_topk_prob": True}
-
-
-def _olmoe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "num_experts": stated.need("expert_count"),
-        "num_experts_per_tok": stated.need("expert_used_count"),
-        "norm_topk_prob": False,
     }
 
 
 def _smollm3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     layers = range(1, raw["num_hidden_layers"] + 1)
     return {
-        "no_rope_layers": [int(layer % SMOLLM3_WITHOUT_ROTARY != 0) for layer in layers],
-        "no_rope_layer_interval": SMOLLM3_WITHOUT_ROTARY,
+        "no_rope_layers": [int(layer % _SMOLLM3_WITHOUT_ROTARY != 0) for layer in layers],
+        "no_rope_layer_interval": _SMOLLM3_WITHOUT_ROTARY,
         "use_sliding_window": False,
     }
 
@@ -402,19 +369,17 @@ def _granite(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_OTHERS: dict[str, Callable[[Stated, dict[str, Any]], dict[str, Any]]] = {
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
+_OTHERS: Mapping[str, Callable[[Stated, dict[str, Any]], dict[str, Any]]] = {
+    **dict.fromkeys(("gemma2", "gemma3"), _gemma),
     "glm4moe": _glm4_moe,
     "gpt-oss": _gpt_oss,
     "granite": _granite,
     "lfm2": _lfm2,
     "llama": _llama,
-    "olmoe": _olmoe,
-    "phi3": _phi3,
-    "qwen35": _qwen35,
-    "qwen35moe": _qwen35_moe,
-    "qwen3moe": _qwen3_moe,
+    "olmoe": lambda stated, raw: {"norm_topk_prob": False},
+    "phi3": lambda stated, raw: {"sliding_window": stated.take("attention.sliding_window")},
+    **dict.fromkeys(("qwen35", "qwen35moe"), _qwen35),
+    "qwen3moe": lambda stated, raw: {"norm_topk_prob": True},
     "smollm3": _smollm3,
 }
 """What single architectures state besides."""

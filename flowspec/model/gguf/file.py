@@ -221,8 +221,7 @@ class GgufFile:
         Raises `InputError` for what is no number."""
         found: dict[str, Any] = {}
         for key, name in _SAMPLING_FIELDS.items():
-            value = self.metadata.get(_SAMPLING + key)
-            if value is None:
+            if (value := self.metadata.get(_SAMPLING + key)) is None:
                 continue
             if type(value) not in (int, float) or not math.isfinite(value):
                 raise InputError(f"{self.path}: {_SAMPLING}{key}: expected a number, got {value!r:.40}")
@@ -263,13 +262,7 @@ def _read_part(path: Path) -> GgufFile:
         raise InputError(
             f"there is no file {path}; expected all parts of the model beside each other"
         ) from None
-    except (
-        OSError,
-        ValueError,
-        OverflowError,
-        IndexError,
-        struct.error,
-    ) as error:  # UnicodeDecodeError is a ValueError
+    except (OSError, ValueError, OverflowError, IndexError, struct.error) as error:
         raise InputError(f"{path} is not a GGUF file{instead(path, error)}") from None
 
 

@@ -16,7 +16,6 @@ from flowspec.errors import InputError
 from flowspec.model.gguf.names import LAYER_TABLE
 from flowspec.model.gguf.stated import LIST, Stated
 
-ARCHITECTURE = "gemma4"
 FREQUENCIES = "rope_freqs.weight"
 _STILL = 1e30
 """Frequencies are divided by it, or more, that do not turn."""
@@ -35,7 +34,7 @@ def layers_of(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     shared, inputs = (
         stated.count(key) for key in ("attention.shared_kv_layers", "embedding_length_per_layer_input")
     )
-    widths = _widths(stated)
+    widths, table = _widths(stated), stated.file.tensors.get(LAYER_TABLE)
     return {
         **widths,
         **_key_heads(stated, raw, types),
@@ -44,9 +43,7 @@ def layers_of(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
         "layer_types": types,
         "num_kv_shared_layers": shared,
         "hidden_size_per_layer_input": inputs,
-        "vocab_size_per_layer_input": stated.file.tensors[LAYER_TABLE].shape[0]
-        if inputs and stated.has_tensor(LAYER_TABLE)
-        else raw["vocab_size"],
+        "vocab_size_per_layer_input": table.shape[0] if inputs and table else raw["vocab_size"],
         "sliding_window": stated.need("attention.sliding_window"),
         "final_logit_softcapping": stated.take("final_logit_softcapping"),
         "attention_bias": stated.has_tensor("blk.0.attn_q.bias"),
@@ -77,16 +74,12 @@ def _widths(stated: Stated) -> dict[str, int]:
 def _key_heads(stated: Stated, raw: dict[str, Any], types: list[str]) -> dict[str, Any]:
     key = "attention.head_count_kv"
     counts = stated.by_layer(key, len(types), raw["num_attention_heads"])
-    by_type = {
-        kind: {count for count, own in zip(counts, types, strict=True) if own == kind} for kind in types
-    }
-    if any(len(some) > 1 for some in by_type.values()):
+    pairs = set(zip(types, counts, strict=True))
+    by_type = dict(pairs)
+    if len(pairs) != len(by_type):
         stated.refuse(key, counts, "one number for layers with a window, and one for the others")
-    whole = max(by_type[_PLAIN])
-    return {
-        "num_key_value_heads": max(by_type.get(_WINDOW, [whole])),
-        "num_global_key_value_heads": whole,
-    }
+    whole = by_type[_PLAIN]
+    return {"num_key_value_heads": by_type.get(_WINDOW, whole), "num_global_key_value_heads": whole}
 
 
 def _networks(stated: Stated, layers: int, shared: int) -> dict[str, Any]:
@@ -104,12 +97,9 @@ def _experts(stated: Stated) -> dict[str, Any]:
     count = stated.take("expert_count")
     if count is None:
         return {"enable_moe_block": False}
-    return {
-        "enable_moe_block": True,
-        "num_experts": count,
-        "top_k_experts": stated.need("expert_used_count"),
-        "moe_intermediate_size": stated.need("expert_feed_forward_length"),
-    }
+    used, neurons = stated.need("expert_used_count"), stated.need("expert_feed_forward_length")
+    sizes = {"num_experts": count, "top_k_experts": used, "moe_intermediate_size": neurons}
+    return {"enable_moe_block": True, **sizes}
 
 
 def _has_keys_for_values(stated: Stated, types: list[str], shared: int) -> bool:

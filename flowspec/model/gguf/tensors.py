@@ -81,7 +81,7 @@ class GgufTensors(Tensors):
             if source != layer  # they may be there all the same
         }
         known = [name for name in names if name not in idle]
-        self._places = dict(self._find(family, architecture, known, has_mtp=ahead == 1))
+        self._places = dict(self._find(family, architecture, spec, known, has_mtp=ahead == 1))
         guessing = tuple(f"blk.{self._layers + place}." for place in range(ahead))
         left = set(known) - {place.tensor for place in self._places.values()} - set(FACTORS)
         left -= {name for name in left if name.startswith(guessing)}
@@ -185,11 +185,11 @@ class GgufTensors(Tensors):
         return packed[order + (part or 0) * count]
 
     def _find(
-        self, family: Family, architecture: str, names: Iterable[str], has_mtp: bool
+        self, family: Family, architecture: str, spec: ModelSpec, names: Iterable[str], has_mtp: bool
     ) -> Iterator[tuple[str, _Place]]:
         """Names and places of those that are in the file; of experts one by one, as checkpoints hold them."""
         root, mtp = PLAIN_ROOT.prefix, family.mtp
-        in_layers, in_mtp = names_in_layers(architecture), dict[str, str]()
+        in_layers, in_mtp = names_in_layers(architecture, family, spec), dict[str, str]()
         outside = names_outside(architecture, family.last_norm)
         named = {tensor: root + name for tensor, name in outside.items()}
         named["output.weight"] = PLAIN_ROOT.lm_head

@@ -36,6 +36,10 @@ _STOPS = frozenset(
 takes them for control tokens, too, whatever a file says."""
 _ENDS_MESSAGE, _HARMONY = "<|end|>", {"<|return|>", "<|call|>"}
 """Where a vocabulary has the latter, the first ends a message of an answer that goes on."""
+_ENDS = {("llama", "bos"): 1, ("llama", "eos"): 2}
+"""Tokens that files of a kind of tokenizer need not name."""
+_Built = tuple[Tokenizer, bool]
+"""A tokenizer without its added tokens, and whether it adds a BOS token where a file says nothing of it."""
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 """Behind its other special tokens, Phi-3 drops spaces."""
 
@@ -89,17 +93,6 @@ class _Vocabulary:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class _Built:
-    """A tokenizer without its added tokens; `adds_bos` is what holds where a file says nothing of it, `bos`
-    and `eos` are tokens that a file need not name."""
-
-    tokenizer: Tokenizer
-    adds_bos: bool
-    bos: int | None = None
-    eos: int | None = None
-
-
 def load(file: GgufFile) -> Any:
     """The tokenizer in transformers' form, with the file's chat template.
 
@@ -115,12 +108,12 @@ def load(file: GgufFile) -> Any:
     if type(template) not in (str, type(None)):
         raise InputError(f"{file.path}: tokenizer.chat_template: expected a text, got {template!r:.80}")
     vocabulary = _Vocabulary.read(file)
-    built = _KINDS[kind](vocabulary)
-    bos, eos = vocabulary.named("bos", built.bos), vocabulary.named("eos", built.eos)
-    built.tokenizer.add_tokens(vocabulary.added())
-    built.tokenizer.post_processor = _ends(vocabulary, bos, eos, adds_bos=built.adds_bos)
+    tokenizer, adds_bos = _KINDS[kind](vocabulary)
+    bos, eos = (vocabulary.named(name, _ENDS.get((kind, name))) for name in ("bos", "eos"))
+    tokenizer.add_tokens(vocabulary.added())
+    tokenizer.post_processor = _ends(vocabulary, bos, eos, adds_bos=adds_bos)
     return PreTrainedTokenizerFast(
-        tokenizer_object=built.tokenizer,
+        tokenizer_object=tokenizer,
         bos_token=bos,
         eos_token=eos,
         unk_token=vocabulary.named("unknown"),
@@ -167,7 +160,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> _Built:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
     tokenizer.decoder = decoders.Sequence([*_of_pieces(), *strip])
-    return _Built(tokenizer, adds_bos=True, bos=1, eos=2)
+    return tokenizer, True
 
 
 def _of_pieces() -> list[Any]:
@@ -215,7 +208,7 @@ def _byte_level(vocabulary: _Vocabulary) -> _Built:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    return _Built(tokenizer, adds_bos=split.adds_bos)
+    return tokenizer, split.adds_bos
 
 
 def _gemma4(vocabulary: _Vocabulary) -> _Built:
@@ -230,7 +223,7 @@ def _gemma4(vocabulary: _Vocabulary) -> _Built:
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
     tokenizer.decoder = decoders.Sequence(_of_pieces())
-    return _Built(tokenizer, adds_bos=True)
+    return tokenizer, True
 
 
 _KINDS: dict[str, Callable[[_Vocabulary], _Built]] = {

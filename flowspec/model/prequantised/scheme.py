@@ -107,16 +107,23 @@ class _Refusal(Exception):
     """Why a scheme is not computed with, as the end of a sentence."""
 
 
+def _refuse_if(is_wrong: object, why: str) -> None:
+    if is_wrong:
+        raise _Refusal(why)
+
+
+_MEASURED = "its inputs are rounded by scales that were measured before, which are not computed with"
+
+
 def _gptq(given: Mapping[str, Any]) -> Scheme:
     kind = str(given.get("checkpoint_format") or given.get("format") or "gptq")
-    if kind not in ("gptq", "gptq_v2"):
-        raise _Refusal(f"as {kind!r:.40}; expected the checkpoint_format gptq or gptq_v2")
-    if given.get("dynamic"):
-        raise _Refusal("its layers are of several kinds (dynamic), which are not read")
+    is_known = kind in ("gptq", "gptq_v2")
+    _refuse_if(not is_known, f"as {kind!r:.40}; expected the checkpoint_format gptq or gptq_v2")
+    _refuse_if(given.get("dynamic"), "its layers are of several kinds (dynamic), which are not read")
     return _whole_numbers(
-        GPTQ,
-        given.get("bits"),
-        given.get("group_size", -1),
+        layout=GPTQ,
+        bits=given.get("bits"),
+        group=given.get("group_size", -1),
         is_symmetric=_is(given, "sym", True),
         zeros_less_one=kind == "gptq",
         has_order=_is(given, "desc_act", False),
@@ -124,32 +131,26 @@ def _gptq(given: Mapping[str, Any]) -> Scheme:
 
 
 def _awq(given: Mapping[str, Any]) -> Scheme:
-    version = str(given.get("version", "gemm")).lower()
-    if version != "gemm":
-        raise _Refusal(f"as version {version!r:.40}; expected gemm")
-    bits = given.get("bits", given.get("w_bit"))
-    if bits != 4:
-        raise _Refusal(f"with {bits!r:.40} bits; expected 4")
+    version, bits = str(given.get("version", "gemm")).lower(), given.get("bits", given.get("w_bit"))
+    _refuse_if(version != "gemm", f"as version {version!r:.40}; expected gemm")
+    _refuse_if(bits != 4, f"with {bits!r:.40} bits; expected 4")
     group = given.get("group_size", given.get("q_group_size"))
-    return _whole_numbers(AWQ, bits, group, is_symmetric=not _is(given, "zero_point", True))
+    return _whole_numbers(layout=AWQ, bits=bits, group=group, is_symmetric=not _is(given, "zero_point", True))
 
 
 def _compressed(given: Mapping[str, Any]) -> Scheme:
     status = given.get("quantization_status", "compressed")
-    if status not in ("compressed", "frozen"):
-        raise _Refusal(f"its quantization_status is {status!r:.40}; expected compressed")
+    is_final = status in ("compressed", "frozen")
+    _refuse_if(not is_final, f"its quantization_status is {status!r:.40}; expected compressed")
     for name in ("kv_cache_scheme", "transform_config"):
-        if given.get(name):
-            raise _Refusal(f"it asks for a {name}, which is not computed with")
-    sparsity = given.get("sparsity_config")
-    if sparsity and sparsity.get("format", "dense") != "dense":
-        raise _Refusal("its matrices are sparse, which is not read")
+        _refuse_if(given.get(name), f"it asks for a {name}, which is not computed with")
+    sparsity = given.get("sparsity_config") or {}
+    _refuse_if(sparsity.get("format", "dense") != "dense", "its matrices are sparse, which is not read")
     groups = given.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
         raise _Refusal(f"its config_groups say nothing, got {groups!r:.80}")
     found = {_group(each, str(given.get("format"))) for each in groups.values()}
-    if len(found) > 1:
-        raise _Refusal("its layers are of several kinds (config_groups), which are not read")
+    _refuse_if(len(found) > 1, "its layers are of several kinds (config_groups), which are not read")
     return found.pop()
 
 
@@ -170,51 +171,42 @@ def _group(given: Any, whole_format: str) -> Scheme:
     if not isinstance(weights, Mapping):
         raise _Refusal(f"a group of its layers has no weights that are quantised, got {given!r:.80}")
     name, kind = str(given.get("format") or whole_format), str(weights.get("type", "int"))
-    layout = _FORMATS.get((name, kind))
-    if layout is None:
-        known = ", ".join(dict.fromkeys(name for name, _ in _FORMATS))
-        raise _Refusal(f"in the format {name!r:.40} of {kind!r:.40}; expected {known}")
+    known = ", ".join(dict.fromkeys(name for name, _ in _FORMATS))
+    layout = _FORMATS.get((name, kind), "")
+    _refuse_if(not layout, f"in the format {name!r:.40} of {kind!r:.40}; expected {known}")
     activations = given.get("input_activations")
-    if activations and activations.get("dynamic") is not True:
-        raise _Refusal(
-            "its inputs are rounded by scales that were measured before, which are not computed with"
-        )
-    if given.get("output_activations"):
-        raise _Refusal("its outputs are rounded, too, which is not computed with")
-    strategy, bits = str(weights.get("strategy")), weights.get("num_bits")
-    if weights.get("dynamic"):
-        raise _Refusal("its weights are rounded anew each time, which is not computed with")
+    _refuse_if(activations and activations.get("dynamic") is not True, _MEASURED)
+    rounds_outputs = given.get("output_activations")
+    _refuse_if(rounds_outputs, "its outputs are rounded, too, which is not computed with")
+    rounds_anew = weights.get("dynamic")
+    _refuse_if(rounds_anew, "its weights are rounded anew each time, which is not computed with")
+    strategy, bits, group = str(weights.get("strategy")), weights.get("num_bits"), weights.get("group_size")
     if layout == FOURS:
-        if (bits, strategy, weights.get("group_size")) != (4, "group", 32):
-            raise _Refusal(f"in floats of {bits!r:.40} bits; expected 4, in groups of 32")
-        return Scheme(layout=FOURS, bits=4, group=32)
+        is_usual = (bits, strategy, group) == (4, "group", 32)
+        _refuse_if(not is_usual, f"in floats of {bits!r:.40} bits; expected 4, in groups of 32")
+        return _mxfp4(given)
     if layout == FLOATS:
-        if bits != 8:
-            raise _Refusal(f"in floats of {bits!r:.40} bits; expected 8")
+        _refuse_if(bits != 8, f"in floats of {bits!r:.40} bits; expected 8")
         if strategy == "block":
             return Scheme(layout=FLOATS, block=_block(weights.get("block_structure")))
-        if strategy not in ("tensor", "channel"):
-            raise _Refusal(f"by {strategy!r:.40}; expected tensor, channel or block")
+        is_known = strategy in ("tensor", "channel")
+        _refuse_if(not is_known, f"by {strategy!r:.40}; expected tensor, channel or block")
         return Scheme(layout=FLOATS)
-    if strategy not in ("tensor", "channel", "group"):
-        raise _Refusal(f"by {strategy!r:.40}; expected tensor, channel or group")
+    is_known = strategy in ("tensor", "channel", "group")
+    _refuse_if(not is_known, f"by {strategy!r:.40}; expected tensor, channel or group")
     return _whole_numbers(
-        layout,
-        bits,
-        weights.get("group_size") if strategy == "group" else -1,
+        layout=layout,
+        bits=bits,
+        group=group if strategy == "group" else -1,
         is_symmetric=_is(weights, "symmetric", True),
         has_order=str(weights.get("actorder")).lower() == "group",
     )
 
 
 def _fp8(given: Mapping[str, Any]) -> Scheme:
-    if given.get("fmt", "e4m3") != "e4m3":
-        raise _Refusal(f"in the floats {given.get('fmt')!r:.40}; expected e4m3")
-    if given.get("activation_scheme", "dynamic") != "dynamic":
-        raise _Refusal(
-            "its inputs are rounded by scales that were measured before, which are not computed with"
-        )
-    block = given.get("weight_block_size")
+    floats, block = given.get("fmt", "e4m3"), given.get("weight_block_size")
+    _refuse_if(floats != "e4m3", f"in the floats {floats!r:.40}; expected e4m3")
+    _refuse_if(given.get("activation_scheme", "dynamic") != "dynamic", _MEASURED)
     return Scheme(layout=FLOATS, block=None if block is None else _block(block))
 
 
@@ -232,29 +224,14 @@ _READ: dict[str, Callable[[Mapping[str, Any]], Scheme]] = {
 }
 
 
-def _whole_numbers(
-    layout: str,
-    bits: Any,
-    group: Any,
-    *,
-    is_symmetric: bool,
-    zeros_less_one: bool = False,
-    has_order: bool = False,
-) -> Scheme:
-    if type(bits) is not int or bits not in _BITS:
-        raise _Refusal(f"with {bits!r:.40} bits; expected {', '.join(map(str, _BITS))}")
-    if not is_symmetric and bits == 8:
-        raise _Refusal("with 8 bits and a zero of its own for each group; expected symmetric ones")
-    if type(group) is not int or (group != -1 and (group < GROUP or group % GROUP)):
-        raise _Refusal(f"in groups of {group!r:.40} inputs; expected a multiple of {GROUP}, or -1")
-    return Scheme(
-        layout=layout,
-        bits=bits,
-        group=max(0, group),
-        is_symmetric=is_symmetric,
-        zeros_less_one=zeros_less_one,
-        has_order=has_order,
-    )
+def _whole_numbers(*, bits: Any, group: Any, is_symmetric: bool, **more: Any) -> Scheme:
+    is_known = type(bits) is int and bits in _BITS
+    _refuse_if(not is_known, f"with {bits!r:.40} bits; expected {', '.join(map(str, _BITS))}")
+    has_zeros = not is_symmetric and bits == 8
+    _refuse_if(has_zeros, "with 8 bits and a zero of its own for each group; expected symmetric ones")
+    is_size = type(group) is int and (group == -1 or (group >= GROUP and group % GROUP == 0))
+    _refuse_if(not is_size, f"in groups of {group!r:.40} inputs; expected a multiple of {GROUP}, or -1")
+    return Scheme(bits=bits, group=max(0, group), is_symmetric=is_symmetric, **more)
 
 
 def _block(given: Any) -> tuple[int, int]:
