@@ -18,6 +18,7 @@ from flowspec.model.arithmetic.arrays import Array, cast, namespace
 from flowspec.model.arithmetic.cases import Case
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL
 from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, RouterPart, Stack, Table
+from tests.model.defined_products import Held, digits_product, lanes_product, packed_product, pairs_product
 
 Product = Callable[[Array, Array], Array]
 
@@ -47,10 +48,10 @@ def _levels(panels: np.ndarray, outputs: int, inputs: int) -> np.ndarray:
 def _times(rows: Array, matrix: Matrix, product: Product) -> Array:
     wide = cast(rows, "float32")
     if isinstance(matrix, Packed):
-        return plain.packed_product(wide, FORMS[matrix.form], _like(rows, matrix.panels), matrix.outputs)
+        return packed_product(wide, FORMS[matrix.form], _like(rows, matrix.panels), matrix.outputs)
     if isinstance(matrix, Digits):
         levels = _levels(matrix.panels, matrix.outputs, rows.shape[1])
-        return plain.digits_product(wide, _like(rows, levels), _like(rows, matrix.scales[: matrix.outputs]))
+        return digits_product(wide, _like(rows, levels), _like(rows, matrix.scales[: matrix.outputs]))
     return product(rows, _like(rows, matrix.weights))
 
 
@@ -121,7 +122,7 @@ def defined(case: Case, rows: int) -> str:
     given, dense = cases.given_to(case, rows), case.spec.dense
     assert dense is not None
     is_levels = case.cached == "int8"
-    held = plain.Held(
+    held = Held(
         dense=dense,
         keys=tensor(given.keys),
         values=tensor(given.values),
@@ -135,7 +136,7 @@ def defined(case: Case, rows: int) -> str:
         value_steps=tensor(given.value_steps) if is_levels else None,
     )
     hidden, angles = tensor(given.hidden), (tensor(given.angles[0]), tensor(given.angles[1]))
-    product = plain.pairs_product if case.name.startswith("pairs") else plain.lanes_product
+    product = pairs_product if case.name.startswith("pairs") else lanes_product
     parts = parts_of(case.parts, case.spec, case.how, hidden, product)
     token = token_of(case.parts, tensor(given.embedding), given.tokens)
     hidden = plain.layer(case.spec, parts, hidden, angles, held, token)

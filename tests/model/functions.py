@@ -44,7 +44,7 @@ def multiplied(x: Array, matrix: Matrix, bias: Array | None = None, plain: str =
 
 
 def pairs(x: Array, weights: Array) -> F32:
-    """Float32 of bfloat16 in pairs (`plain.pairs_product`): the rows of a program in float32 are read as if
+    """Float32 of bfloat16 in pairs (`pairs_product`): the rows of a program in float32 are read as if
     they were bfloat16, and its results are not rounded."""
     given = np.zeros(x.shape, np.float32)
     given.view(np.uint16)[:, : x.shape[1]] = x

@@ -37,6 +37,7 @@ from flowspec.model.support import family_of
 from flowspec.model.weights import EMBEDDING, SliceParts, Span, arrays_of, load_parts
 from tests import ggufs
 from tests.model import definition
+from tests.model.defined_products import Held, lanes_product
 from tests.model.functions import multiplied
 from tests.model.slices import (
     assert_faithful,
@@ -445,7 +446,7 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: s
     part.open_cache(0, 64)
     places, tokens = np.arange(rows), 3 * np.arange(rows)
     embedding = hidden = embedded(part.engine, part.spec, part.parts.embedding, tokens)
-    lags, held = places[:, None] - places, dict[int, plain.Held]()
+    lags, held = places[:, None] - places, dict[int, Held]()
     for number, spec in enumerate(part.spec.layers):
         assert spec.dense is not None
         mixer, rotary = spec.dense.mixer, part.spec.rotaries[spec.rotary]
@@ -454,7 +455,7 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: s
             state = np.zeros((1, mixer.heads, mixer.key_width, mixer.value_width), np.float32)
         turns = np.array(rotary.frequencies, np.float32)
         angles = plain.angles(places[None], turns, float(np.float32(rotary.scale)), hidden.dtype)
-        seen = held[number] = plain.Held(
+        seen = held[number] = Held(
             dense=spec.dense,
             keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
             values=np.zeros((spec.kv.count, 64, spec.kv.width), hidden.dtype),
@@ -468,7 +469,7 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: s
         if spec.source != number:
             seen.keys, seen.values = held[spec.source].keys, held[spec.source].values
         given = part.parts.layer(number)
-        parts = definition.parts_of(given, spec, part.spec.norm, hidden, plain.lanes_product)
+        parts = definition.parts_of(given, spec, part.spec.norm, hidden, lanes_product)
         token = definition.token_of(given, embedding, tokens)
         hidden = plain.layer(spec, parts, hidden, angles, seen, token)
     job = job_of(part_of(0, tokens.tolist(), sampled=np.zeros(rows, dtype=np.bool_)))

@@ -20,6 +20,7 @@ from flowspec.model.arithmetic.arrays import F32, narrowed, widened
 from flowspec.model.arithmetic.compiled import Library
 from flowspec.model.parts import Plain
 from tests.model import functions
+from tests.model.defined_products import pairs_product
 from tests.model.functions import Array, multiplied
 from tests.model.slices import threads_of
 
@@ -100,7 +101,7 @@ def has_pairs(library: Library) -> None:
 @pytest.fixture(params=["definition", "built"])
 def products(request: pytest.FixtureRequest) -> Products:
     if request.param == "definition":
-        return plain.pairs_product
+        return pairs_product
     request.getfixturevalue("has_pairs")
     return pairs
 

@@ -18,7 +18,7 @@ from flowspec.core.protocol.model_spec import DeltaRule
 from flowspec.core.stage.events import ClearSlots
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import F32
-from flowspec.model.arithmetic.delta import DeltaRows
+from flowspec.model.arithmetic.plain import DeltaRows
 from flowspec.model.slice import Slice
 from tests.model import functions
 from tests.model.slices import job_of, load, part_of, threads_of

@@ -21,16 +21,13 @@ from typing import Any, NamedTuple, Protocol
 
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture, Norm
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, order, repeat, zeros
-from flowspec.model.arithmetic.delta import DeltaRows
-from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of, numbers_of
+from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, numbers_of
 
 LANES = 16
 """Slots whose keys lie side by side in a cache."""
 BLOCK = 64
 """Positions whose values are summed one after another, before their sum is added to those of the blocks
 before."""
-_NORMAL_LEAST = 2.0**-126
-"""Of float32; half a last place below it rounds to it."""
 EXP_LEAST, EXP_MOST = -86.0, 88.0
 UNIT_EPS = 1e-6
 """Of queries and keys of linear attention that are made one long, as transformers' code has it."""
@@ -76,66 +73,6 @@ def halves_sum(terms: Array) -> Array:
         room //= 2
         terms = terms[..., :room] + terms[..., room:]
     return terms[..., 0]
-
-
-def lanes_product(x: Array, weights: Array) -> Array:
-    """Float32 `[rows, out]` from `[rows, in]` and `[out, in]` of whatever dtype.
-
-    Of every 16 inputs lane i adds the product of input i, each by a fused step; the last inputs are filled up
-    with zeros. Then the lanes are summed in halves.
-    """
-    rows, outputs = len(x), len(weights)
-    left, right = (cast(fill_up(each, LANES), "float64") for each in (x, weights))
-    left, right = left.reshape(rows, 1, -1, LANES), right.reshape(1, outputs, -1, LANES)
-    lanes = zeros(left, rows, outputs, LANES)
-    for step in range(left.shape[2]):
-        lanes = cast(cast(_fused(left[:, :, step], right[:, :, step], lanes), "float32"), "float64")
-    return halves_sum(cast(lanes, "float32"))
-
-
-def pairs_product(x: Array, weights: Array) -> Array:
-    """Float32 `[rows, out]` from bfloat16 `[rows, in]` and `[out, in]`, as x86 multiplies pairs (VDPBF16PS).
-
-    Of every 32 inputs lane i adds the products of inputs 2 i + 1 and 2 i, in this order, each by a fused step
-    (`_flushed_step`); the last inputs are filled up with zeros. Then the lanes are summed in halves.
-    """
-    rows, outputs = len(x), len(weights)
-    left, right = (_flushed(cast(fill_up(each, 2 * LANES), "float64")) for each in (x, weights))
-    left, right = left.reshape(rows, 1, -1, LANES, 2), right.reshape(1, outputs, -1, LANES, 2)
-    lanes = zeros(left, rows, outputs, LANES)
-    for step in range(left.shape[2]):
-        for place in (1, 0):
-            lanes = _flushed_step(left[:, :, step, :, place], right[:, :, step, :, place], lanes)
-    return halves_sum(cast(lanes, "float32"))
-
-
-def _flushed_step(x: Array, y: Array, total: Array) -> Array:
-    """x * y + total, rounded once to float32; zero where that is below the smallest normal number."""
-    return cast(cast(_flushed(_fused(x, y, total)), "float32"), "float64")
-
-
-def _fused(x: Array, y: Array, total: Array) -> Array:
-    """x * y + total of numbers of float32, which rounds to float32 as the exact sum does. All are held in
-    float64, in which products of such numbers are exact."""
-    xp = namespace(x)
-    product = x * y
-    found = product + total
-    part = found - product
-    lost = (product - (found - part)) + (total - part)  # what the sum in float64 lost, exactly
-    # Where it lost something its last digit becomes odd, so that what is rounded to float32 is on the side of
-    # a tie, or of a bound, on which the right sum is.
-    bits = found.view(xp.int64)
-    away = (lost > 0) == (found > 0)
-    odd = xp.where(away, bits + 1, bits - 1).view(xp.float64)
-    is_even = (bits & 1 == 0) & (lost != 0) & xp.isfinite(found)
-    return xp.where(is_even, odd, found)
-
-
-def _flushed(x: Array) -> Array:
-    """Float64, but what float32 would round to less than its smallest normal number is a zero of that
-    sign."""
-    xp = namespace(x)
-    return xp.where(xp.abs(x) < _NORMAL_LEAST * (1 - 2.0**-25), x * 0.0, x)
 
 
 def exp(x: Array) -> Array:
@@ -275,6 +212,18 @@ def convolution(inputs: Array, weight: Array, bias: Array | None) -> Array:
     return total if bias is None else total + bias
 
 
+class DeltaRows(NamedTuple):
+    """What rows bring to steps of linear attention, float32: `queries`, `keys` `[rows, key_heads,
+    key_width]`, `values` `[rows, heads, value_width]`, `decays` and `shares` `[rows, heads]`. A key head is
+    that of `heads / key_heads` heads in a row."""
+
+    queries: Array
+    keys: Array
+    values: Array
+    decays: Array
+    shares: Array
+
+
 def delta_rule(rows: DeltaRows, states: Array, steps: Array) -> Array:
     """Steps of linear attention by the gated delta rule (arXiv 2412.06464), and what is read after them:
     float32 `[1 + the largest output, heads, value_width]`, zeros where no step has that output.
@@ -308,47 +257,6 @@ def product(x: Array, weight: Array) -> Array:
     if not len(x):
         return zeros(x, 0, len(weight))
     return namespace(x).stack([halves_sum(row * weight) for row in x])
-
-
-def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
-    """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and the panels of W (`packed.py`).
-
-    Rows are rounded to levels, group by group; a group's products and their sum are integers, which float32
-    holds, of each half where these have scales of their own. The groups' sums are added one after another;
-    after each its minimum is taken off, times the sum of the row's levels.
-    """
-    levels, steps = rounded_groups(x)
-    moments = steps * levels.sum(2)
-    halves = levels.reshape(*levels.shape[:2], form.halves, -1)
-    found = zeros(x, len(x), outputs)
-    for first in range(0, outputs, PANELS * PANEL):
-        count = min(outputs - first, PANELS * PANEL)
-        block = panels[first // PANEL : first // PANEL + PANELS]
-        weights, scales, minimums = groups_of(form, block)
-        numbers = cast(weights[:count], "float32").reshape(count, -1, form.halves, GROUP // form.halves)
-        total = zeros(x, len(x), count)
-        for group in range(levels.shape[1]):
-            for half in range(form.halves):
-                sums = halves[:, group, half] @ numbers[:, group, half].T  # exact: below 2^24
-                total += (scales[:count, group, half] * steps[:, group, None]) * sums
-            if minimums is not None:
-                total -= minimums[:count, group] * moments[:, group, None]
-        found[:, first : first + count] = total
-    return found
-
-
-def digits_product(x: Array, levels: Array, scales: Array) -> Array:
-    """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and int8 levels `[outputs, in]`, whose products are
-    multiplied by a scale of each output, float32. A row is two digits of seven bits for each number
-    (`DIGIT`); their products and sums are whole."""
-    xp = namespace(x)
-    peak = xp.clip(xp.amax(xp.abs(x), 1), TINY, None)[:, None]
-    scaled = x * (1.0 / peak * DIGIT)
-    first = xp.round(scaled)
-    second = xp.round((scaled - first) * (2.0 * DIGIT))
-    wide = cast(levels, "float64")
-    high, low = (cast(cast(each, "float64") @ wide.T, "float32") * scales for each in (first, second))
-    return (low * (1.0 / (2 * DIGIT)) + high) * (peak / DIGIT)
 
 
 def packed_rows(form: Form, panels: Array, ids: Array) -> Array:
@@ -619,50 +527,6 @@ class Holder(Protocol):
     def sum_up(self, inputs: Array, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Array:
         """What rows read from their states, float32 `[rows, heads, value_width]`, after steps of inputs
         `[rows, width]`, which are held."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Held:
-    """Of one request, as `store` and `attention` have it, and what rows see: `paths` `[rows, positions]`
-    int64; the rows' `slots` `[rows]` int64. Of a layer that does not attend `inputs` `[slots, width]`, the
-    slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1 where the text has not
-    begun, and `states` and `steps` as in `delta_rule`. Of levels `key_steps` and `value_steps` are between
-    them. A `Holder`."""
-
-    dense: Dense
-    keys: Array
-    values: Array
-    slots: Array
-    paths: Array
-    inputs: Array
-    lines: Array
-    states: Array | None = None
-    steps: Array | None = None
-    key_steps: Array | None = None
-    value_steps: Array | None = None
-
-    def attend(self, queries: Array, keys: Array | None, values: Array | None, sinks: Array | None) -> Array:
-        steps = None
-        if self.key_steps is not None and self.value_steps is not None:
-            steps = self.key_steps, self.value_steps
-        if keys is not None and values is not None:
-            given = keys.swapaxes(0, 1), values.swapaxes(0, 1)
-            store(self.slots, *given, self.keys, self.values, steps)
-        held = self.keys, self.values
-        if steps is not None:
-            held = of_levels(self.keys, steps[0], 2), of_levels(self.values, steps[1], 2)
-        seen, scale, cap = held[1][..., : queries.shape[2]], self.dense.scale, self.dense.cap or None
-        return attention(cast(queries, "float32"), held[0], seen, self.paths, scale, cap, sinks)
-
-    def convolve(self, inputs: Array, taps: Array, bias: Array | None) -> Array:
-        self.inputs[self.slots] = inputs
-        return convolution(seen_inputs(self.inputs, self.lines), taps, bias)
-
-    def sum_up(self, inputs: Array, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Array:
-        assert self.states is not None
-        assert self.steps is not None
-        self.inputs[self.slots] = inputs
-        return delta_rule(delta_rows(mixer, self.inputs, self.lines, vectors), self.states, self.steps)
 
 
 def seen_inputs(held: Array, lines: Array) -> Array:
