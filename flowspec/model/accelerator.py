@@ -14,7 +14,7 @@ import platform
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
@@ -42,62 +42,6 @@ def _torch() -> Any:
     return torch
 
 
-class Accelerator(Protocol):
-    """A device that computes.
-
-    Whoever has one has float32 products in float32, and sums of 16-bit products, too.
-    """
-
-    @property
-    def device(self) -> str:
-        """`cpu`, `cuda:0`, as torch calls it, too."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-
-    @property
-    def is_cpu(self) -> bool:
-        """Whether this is the processor itself; its weights are then part of this process."""
-
-    @property
-    def launches_ahead(self) -> bool:
-        """Whether calls return before their work is done, so that times are those of `wait`."""
-
-    @property
-    def usual_dtype(self) -> str:
-        """The precision that it is measured in where none is asked for."""
-
-    @property
-    def has_bfloat16(self) -> bool:
-        """Whether bfloat16 is worth measuring: on CPUs it always is, a GPU may only emulate it."""
-
-    @property
-    def capability(self) -> Capability | None:
-        """CUDA's number of what a GPU can do; None for a CPU."""
-
-    def total_bytes(self) -> int:
-        """All of its memory."""
-
-    def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
-        """What is to be had of it now; what torch keeps for later counts as free.
-
-        Where it is the processor's memory, less what is `promised` to other processes (`memory_claims.py`).
-        """
-
-    def taken_bytes(self) -> int:
-        """What this process uses of it now."""
-
-    def wait(self) -> None:
-        """Until it has done all that it was given."""
-
-    def give_back(self) -> None:
-        """Lets others have the memory that torch keeps for later."""
-
-    def facts(self) -> Facts:
-        """What a report tells of it: versions, sizes, what it can do."""
-
-
 def find(name: str) -> Accelerator:
     """`cpu`, `cuda` (the first GPU), `cuda:N`; `auto` is the first GPU where there is one that torch can use,
     else the CPU.
@@ -105,7 +49,7 @@ def find(name: str) -> Accelerator:
     Raises `InputError` for another name, and for a GPU that cannot be used, with the reason.
     """
     if name == "cpu" or (name == "auto" and (not has_driver() or CudaAccelerator.absence())):
-        return CpuAccelerator()
+        return Accelerator()
     kind, _, number = "cuda:0".partition(":") if name in ("auto", "cuda") else name.partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {name!r}")
@@ -125,7 +69,7 @@ def accelerator_of(device: str) -> Accelerator:
     """By its name. Raises `InputError` for a device that FlowSpec does not know."""
     kind, _, number = device.partition(":")
     if kind == "cpu":
-        return CpuAccelerator()
+        return Accelerator()
     if kind == "cuda":
         return CudaAccelerator(int(number or 0))
     raise InputError(f"expected a CPU or CUDA device, got {device}")
@@ -151,42 +95,66 @@ def compute_precisely() -> None:
         products.allow_fp16_accumulation = False
 
 
-class CpuAccelerator:
+class Accelerator:
+    """A device that computes: the processor itself, as far as a class of a GPU does not say otherwise.
+
+    Whoever has one has float32 products in float32, and sums of 16-bit products, too.
+    """
+
     is_cpu = True
+    """Whether this is the processor itself; its weights are then part of this process."""
     launches_ahead = False
+    """Whether calls return before their work is done, so that times are those of `wait`."""
     usual_dtype = "float32"
-    has_bfloat16 = True
-    capability: Capability | None = None
-    device = "cpu"
+    """The precision that it is measured in where none is asked for."""
+
+    @property
+    def device(self) -> str:
+        """`cpu`, `cuda:0`, as torch calls it, too."""
+        return "cpu"
 
     @property
     def name(self) -> str:
+        """For people."""
         return f"{platform.machine()} CPU"
 
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether bfloat16 is worth measuring: on CPUs it always is, a GPU may only emulate it."""
+        return True
+
+    @property
+    def capability(self) -> Capability | None:
+        """CUDA's number of what a GPU can do; None for a CPU."""
+        return None
+
     def total_bytes(self) -> int:
+        """All of its memory."""
         return host_memory().total
 
     def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
+        """What is to be had of it now; what torch keeps for later counts as free.
+
+        Where it is the processor's memory, less what is `promised` to other processes (`memory_claims.py`).
+        """
         return host_memory(promised=promised).available
 
     def taken_bytes(self) -> int:
+        """What this process uses of it now."""
         return int(psutil.Process().memory_info().rss)
 
     def wait(self) -> None:
-        pass
+        """Until it has done all that it was given."""
 
     def give_back(self) -> None:
-        pass
+        """Lets others have the memory that torch keeps for later."""
 
     def facts(self) -> Facts:
-        return {
-            "name": self.name,
-            "threads": compiled.threads(),
-            "total_bytes": self.total_bytes(),
-        }
+        """What a report tells of it: versions, sizes, what it can do."""
+        return {"name": self.name, "threads": compiled.threads(), "total_bytes": self.total_bytes()}
 
 
-class CudaAccelerator:
+class CudaAccelerator(Accelerator):
     """A GPU that torch reaches through CUDA."""
 
     is_cpu = False

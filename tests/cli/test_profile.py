@@ -11,7 +11,7 @@ from flowspec.bench import measure
 from flowspec.cli.profile import measured_machine
 from flowspec.errors import InputError
 from flowspec.model import trials
-from flowspec.model.accelerator import CpuAccelerator
+from flowspec.model.accelerator import Accelerator
 from flowspec.plan.profile import read_profile
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from tests.cli.running import Run
@@ -65,10 +65,10 @@ def test_a_packed_precision_without_a_right_kernel_is_left_out_unless_it_was_ask
             raise InputError("int8 has none")
 
     monkeypatch.setattr(trials, "run_trial", run_trial)
-    machine = measured_machine(CpuAccelerator(), None)
+    machine = measured_machine(Accelerator(), None)
     assert (machine.dtype, machine.packed) == ("float32", ("int4", "gguf"))
     assert "int8 is not measured: int8 has none" in capsys.readouterr().err
-    asked = measured_machine(CpuAccelerator(), ("gguf", "bfloat16"))
+    asked = measured_machine(Accelerator(), ("gguf", "bfloat16"))
     assert (asked.dtype, asked.packed) == ("bfloat16", ("gguf",))
     with pytest.raises(InputError, match="int8 has none"):
-        measured_machine(CpuAccelerator(), ("int8",))
+        measured_machine(Accelerator(), ("int8",))

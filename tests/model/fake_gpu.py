@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowspec.model import accelerator
-from flowspec.model.accelerator import Capability, CpuAccelerator
+from flowspec.model.accelerator import Accelerator, Capability
 
 GIB = 1 << 30
 ORIN = {
@@ -54,12 +54,11 @@ def pretend_cuda(patch: pytest.MonkeyPatch, *, is_integrated: bool = True, count
     return asked
 
 
-class FakeGpu(CpuAccelerator):
+class FakeGpu(Accelerator):
     """Looks like a GPU from outside and computes on the CPU; counts what it is asked."""
 
     is_cpu = False
     launches_ahead = True
-    capability: Capability | None = (8, 7)
 
     def __init__(self, index: int = 0) -> None:
         super().__init__()
@@ -73,6 +72,10 @@ class FakeGpu(CpuAccelerator):
     @property
     def name(self) -> str:
         return "Made-up GPU"
+
+    @property
+    def capability(self) -> Capability | None:
+        return 8, 7
 
     def wait(self) -> None:
         self.waits += 1

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.model.accelerator import CpuAccelerator
+from flowspec.model.accelerator import Accelerator
 from flowspec.model.cpu import Cpu
 from flowspec.model.parts import Linear, Packed, RowsFunction
 from flowspec.model.trials import prepare
@@ -124,7 +124,7 @@ def test_a_probe_of_this_machine_measures_the_kernels_of_packed_weights_that_wer
 def test_a_gpu_is_probed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here this machine plays it."""
 
-    class Gpu(CpuAccelerator):
+    class Gpu(Accelerator):
         is_cpu = False
 
     small = Sizes(read=(256, 256), packed=(256, 256), computed=(256, 256), rows=4)
