@@ -27,6 +27,7 @@ from flowspec.core.protocol.model_spec import (
     Mixture,
     Norm,
 )
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Library, Part, address
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, int8_panels
 from flowspec.model.arithmetic.plain import BLOCK, LANES
@@ -102,20 +103,14 @@ class _Layer:
         assert dense is not None
         parts, width = case.parts, case.spec.kv.width
         queries, keys = HEADS * width, KV_HEADS * width
-        norms = (
-            *(dense.norm_before_attention, dense.norm_after_attention),
-            *(dense.norm_before_mlp, dense.norm_after_mlp),
-        )
+        around = dense.norm_before_attention, dense.norm_after_attention
+        norms = *around, dense.norm_before_mlp, dense.norm_after_mlp
         parts |= {name: self._norm(hidden) for name in norms if name}
         if dense.mixer == CONVOLUTION:
-            parts |= {
-                "conv.in_proj": self._linear(hidden, 3 * hidden),
-                "conv.out_proj": self._linear(hidden, hidden),
-            }
-            parts["conv.taps"], parts["conv.bias"] = (
-                self._plain(CONVOLUTION.length, hidden),
-                self._plain(hidden),
-            )
+            parts["conv.in_proj"] = self._linear(hidden, 3 * hidden)
+            parts["conv.out_proj"] = self._linear(hidden, hidden)
+            parts["conv.taps"] = self._plain(CONVOLUTION.length, hidden)
+            parts["conv.bias"] = self._plain(hidden)
         elif dense.mixer == DELTA:
             values, heads = DELTA.heads * DELTA.value_width, DELTA.heads
             mixed = 2 * DELTA.key_heads * DELTA.key_width + values
@@ -171,10 +166,8 @@ class _Layer:
             factor=0.25,
             scales=self._plain(EXPERTS) if is_scaled else None,
         )
-        for each, (inputs, outputs) in (
-            ("gate_up_proj", (hidden, 2 * neurons)),
-            ("down_proj", (neurons, hidden)),
-        ):
+        sizes = {"gate_up_proj": (hidden, 2 * neurons), "down_proj": (neurons, hidden)}
+        for each, (inputs, outputs) in sizes.items():
             linears = tuple(self._linear(inputs, outputs, has_bias=False) for _ in range(EXPERTS))
             parts[f"{name}experts.{each}"] = Stack(linears=linears, bias=self._own(EXPERTS, outputs))
         if mixture.is_shared_gated:
@@ -208,17 +201,14 @@ class _Layer:
         scale = 2 * inputs**-0.5
         if how in FORMS:
             form = FORMS[how]
-            panels = source.whole(256, -(-outputs // PANEL), -(-inputs // form.unit), form.unit_bytes).astype(
-                np.uint8
-            )
+            shape = -(-outputs // PANEL), -(-inputs // form.unit), form.unit_bytes
+            panels = source.whole(256, *shape).astype(np.uint8)
             ends = panels[..., form.groups * (form.level_bytes + form.scale_bytes) :]
             if form.has_exponents:
                 ends[:] = 120 + ends % 4
             else:
-                half = source.numbers(
-                    "float16", *ends.shape[:2], ends.shape[2] // 2, scale=scale / 2**form.bits
-                )
-                ends[:] = half.view(np.uint8)
+                shape = *ends.shape[:2], ends.shape[2] // 2
+                ends[:] = source.numbers("float16", *shape, scale=scale / 2**form.bits).view(np.uint8)
             return Packed(how, panels, outputs)
         if how == "digits":
             levels = (source.whole(255, outputs, inputs) - 127).astype(np.int8)
@@ -228,16 +218,14 @@ class _Layer:
 
 
 def cases(has_pairs: bool) -> Iterator[Case]:
-    for kind in KINDS:
-        number = KINDS.index(kind)
-        others = {"norm_before_attention": "first", "norm_before_mlp": "second"}
+    others = {"norm_before_attention": "first", "norm_before_mlp": "second"}
+    for number, kind in enumerate(KINDS):
         yield _case("linear", kind, "linear", {**others, "query_norm": "head", "clip": 1.5})
         after = {"norm_before_attention": "first", "norm_after_attention": "second", "norm_before_mlp": ""}
         more = {"cap": 5.0, "has_sinks": True, "added_scale": 0.75, "activation": "gelu_tanh"}
         yield _case("digits", kind, "digits", {**after, **more})
-        yield _case(
-            "gated", kind, "linear", {**others, "query_norm": "width", "is_gated": True}, cached="int8"
-        )
+        gated = {"query_norm": "width", "is_gated": True}
+        yield _case("gated", kind, "linear", {**others, **gated}, cached="int8")
         yield _case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION})
         yield _case("delta", kind, "linear", {**others, "mixer": DELTA})
         for place, routers in enumerate(HOW_CHOSEN):
@@ -261,9 +249,7 @@ def cases(has_pairs: bool) -> Iterator[Case]:
         for form in FORMS:
             yield _case(form, kind, form, {**others, "is_turned": False}, width=64)
     if has_pairs:
-        yield _case(
-            "pairs", "bfloat16", "pairs", {"norm_before_attention": "first", "norm_before_mlp": "second"}
-        )
+        yield _case("pairs", "bfloat16", "pairs", others)
 
 
 def _case(
@@ -310,15 +296,11 @@ class Given:
 
     @property
     def changed(self) -> tuple[Array, ...]:
-        return (
-            self.hidden,
-            self.keys,
-            self.values,
-            self.key_steps,
-            self.value_steps,
-            self.inputs,
-            self.states[0],
-        )
+        held = self.keys, self.values, self.key_steps, self.value_steps
+        return (self.hidden, *held, self.inputs, self.states[0])
+
+    def addresses(self, *names: str) -> dict[str, int]:
+        return {name: address(getattr(self, name)) for name in names}
 
 
 def given_to(case: Case, rows: int) -> Given:
@@ -330,18 +312,15 @@ def given_to(case: Case, rows: int) -> Given:
     hidden = source.numbers(case.kind, most, case.hidden, scale=3.0)
     angles = tuple(source.numbers(case.kind, 1, most, width // 4 * 2) for _ in range(2))
     is_levels = case.cached == "int8"
-    held = "float32" if is_levels else case.cached
-    keys = source.numbers(held, KV_HEADS, room // LANES, width, LANES, scale=100.0 if is_levels else 1.0)
-    values = source.numbers(
-        held, KV_HEADS, room, -(-width // LANES) * LANES, scale=100.0 if is_levels else 1.0
-    )
+    held, scale = ("float32", 100.0) if is_levels else (case.cached, 1.0)
+    keys = source.numbers(held, KV_HEADS, room // LANES, width, LANES, scale=scale)
+    values = source.numbers(held, KV_HEADS, room, -(-width // LANES) * LANES, scale=scale)
     groups = -(-width // GROUP)
     paths = np.full((rows, high), -1, np.int64)
     for row in range(rows):
         paths[row, :CACHED] = slots[:CACHED]
-        paths[row, range(CACHED + row % 2, CACHED + row + 1, 2)] = slots[
-            CACHED + row % 2 : CACHED + row + 1 : 2
-        ]
+        own = slice(CACHED + row % 2, CACHED + row + 1, 2)
+        paths[row, own] = slots[own]
     seen = np.zeros((rows, high), np.uint8)
     for row in range(rows):
         seen[row, paths[row][paths[row] >= 0]] = 1
@@ -379,48 +358,35 @@ class Runner:
 
     def run(self, case: Case, rows: int, threads: int) -> str:
         """The digest of all that changes."""
-        given, call = given_to(case, rows), Call(threads=threads)
-        how = Arithmetic(
-            KINDS.index(case.kind), case.how, "pairs" if case.name.startswith("pairs") else "linear"
-        )
+        given, kind, is_levels = given_to(case, rows), KINDS.index(case.kind), case.cached == "int8"
+        how = Arithmetic(kind, case.how, "pairs" if case.name.startswith("pairs") else "linear")
         program = program_of(case.parts, case.spec, how)
-        is_levels = case.cached == "int8"
         cache = Cache(
-            keys=address(given.keys),
-            values=address(given.values),
-            key_steps=address(given.key_steps) if is_levels else None,
-            value_steps=address(given.value_steps) if is_levels else None,
-            inputs=address(given.inputs),
+            **given.addresses("keys", "values", "inputs", *("key_steps", "value_steps") * is_levels),
             state=address(given.states),
             slots=given.values.shape[1],
             inputs_width=given.inputs.shape[1],
-            kind=3 if is_levels else KINDS.index(case.cached),
+            kind=compiled.KINDS[case.cached],
         )
         part = Part(
+            **given.addresses("slots", "seen", "order", "ends", "lines", "steps"),
+            **dict.fromkeys(("rows", "nodes", "steps_count", "places"), rows),
             cache=ctypes.addressof(cache),
-            slots=address(given.slots),
-            seen=address(given.seen),
-            order=address(given.order),
-            ends=address(given.ends),
-            lines=address(given.lines),
-            steps=address(given.steps),
-            rows=rows,
             high=given.seen.shape[1],
             blocks=len(given.ends),
-            nodes=rows,
-            steps_count=rows,
-            places=rows,
         )
         cosine, sine = given.angles
-        call.hidden, call.rows, call.parts, call.parts_count = (
-            address(given.hidden),
-            rows,
-            ctypes.addressof(part),
-            1,
+        call = Call(
+            **given.addresses("hidden", "tokens", "embedding"),
+            cosine=address(cosine),
+            sine=address(sine),
+            angles=cosine.shape[2],
+            parts=ctypes.addressof(part),
+            parts_count=1,
+            rows=rows,
+            between_embeddings=case.hidden,
+            threads=threads,
         )
-        call.cosine, call.sine, call.angles = address(cosine), address(sine), cosine.shape[2]
-        call.tokens, call.embedding = address(given.tokens), address(given.embedding)
-        call.between_embeddings = case.hidden
         self._room.run(program.pointer, call)
         return digest(given.changed)
 
