@@ -84,10 +84,7 @@ class _Attention(ctypes.Structure):
     )
 
 
-NAMES = (
-    *("function", "norm", "shares", "halves", "turn", "store"),
-    *("scores", "weigh", "sums", "values"),
-)
+NAMES = ("function", "norm", "shares", "halves", "turn", "store", "scores", "weigh", "sums", "values")
 """Of the source's kernels, which begin with `flowspec_` there."""
 
 
@@ -108,10 +105,8 @@ class CudaLibrary:
         assert times is None or (times.dtype, times.shape) == (x.dtype, x.shape), "both are read alike"
         found = torch.empty_like(x)
         by = None if times is None else times.data_ptr()
-        where = x.data_ptr(), by, found.data_ptr()
-        self._for_all(
-            "function", _Function(*where, x.numel(), kind_of(x.dtype), FUNCTIONS.index(name)), x.numel()
-        )
+        how = x.numel(), kind_of(x.dtype), FUNCTIONS.index(name)
+        self._for_all("function", _Function(x.data_ptr(), by, found.data_ptr(), *how), x.numel())
         return found
 
     def norm(self, x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
@@ -155,10 +150,8 @@ class CudaLibrary:
         found = x.new_empty((1, rows, heads, width))
         where = x.data_ptr(), cosine.data_ptr(), sine.data_ptr(), found.data_ptr()
         _, between_heads, between_rows, _ = x.stride()
-        shape = rows, heads, width, cosine.shape[-1]
-        self._for_all(
-            "turn", TurnFields(*where, *shape, between_rows, between_heads, kind_of(x.dtype)), x.numel()
-        )
+        shape = rows, heads, width, cosine.shape[-1], between_rows, between_heads
+        self._for_all("turn", TurnFields(*where, *shape, kind_of(x.dtype)), x.numel())
         return found.transpose(1, 2)
 
     def store(
@@ -177,10 +170,8 @@ class CudaLibrary:
         _, slots, value_width = to_values.shape
         (key_heads, key_rows, _), (value_heads, value_rows, _) = keys.stride(), values.stride()
         where = (each.data_ptr() for each in (keys, values, places, to_keys, to_values))
-        shape, between = (
-            (rows, kv_heads, width, value_width, slots),
-            (key_rows, key_heads, value_rows, value_heads),
-        )
+        shape = rows, kv_heads, width, value_width, slots
+        between = key_rows, key_heads, value_rows, value_heads
         given = _Stored(*where, *shape, *between, kind_of(keys.dtype), kind_of(to_keys.dtype))
         self._for_all("store", given, keys.numel())
 

@@ -4,7 +4,8 @@ A multiplication, an addition, a division or a root of one number has one right 
 differs between processors, threads and batches is the order of sums, and functions such as `exp`, which
 libraries compute in more than one way. So sums are written out here (in halves, or one after another in
 blocks of positions), and functions as polynomials. These are the definitions; `canonical.c` and
-`canonical.cu` give the same bits in less time.
+`canonical.cu` give the same bits in less time. Those of products of matrices, which nothing computes by, are
+in `tests/model/defined_products.py`.
 
 All is in float32, whatever the dtype of what is given: float16 and bfloat16 are widened without a rounding.
 Arrays are numpy's, or torch's tensors.
@@ -351,13 +352,9 @@ def attention(
     bounded by `cap`. `sinks` `[heads]` float32: a score of each head that takes part in the greatest and in
     what is divided by, where its share is added last; it has no value.
     """
-    rows = max(1, _SHARES_MAX // max(1, paths.shape[1] * values.shape[2]))
-    found = [
-        _attention(
-            queries[first : first + rows], keys, values, paths[first : first + rows], scale, cap, sinks
-        )
-        for first in range(0, len(queries), rows)
-    ]
+    count = max(1, _SHARES_MAX // max(1, paths.shape[1] * values.shape[2]))
+    parts = [slice(first, first + count) for first in range(0, len(queries), count)]
+    found = [_attention(queries[rows], keys, values, paths[rows], scale, cap, sinks) for rows in parts]
     return namespace(queries).concatenate(found)
 
 
