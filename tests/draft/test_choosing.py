@@ -143,7 +143,7 @@ def test_n_grams_stand_in_where_the_model_does_not_fit_beside_one(
 
     @contextlib.contextmanager
     def open_cluster(
-        options: ClusterOptions, check: object, meanwhile: object, decoding: Decoding, *_: object, **__: object
+        options: ClusterOptions, check: object, meanwhile: object, decoding: Decoding, *_: Any, **__: Any
     ) -> Iterator[Any]:
         opened.append(decoding.drafters)
         if SMALL in decoding.drafters:

@@ -144,7 +144,7 @@ def _compressed(given: Mapping[str, Any]) -> Scheme:
     _refuse_if(not is_final, f"its quantization_status is {status!r:.40}; expected compressed")
     for name in ("kv_cache_scheme", "transform_config"):
         _refuse_if(given.get(name), f"it asks for a {name}, which is not computed with")
-    sparsity = given.get("sparsity_config") or {}
+    sparsity = _table(given, "sparsity_config")
     _refuse_if(sparsity.get("format", "dense") != "dense", "its matrices are sparse, which is not read")
     groups = given.get("config_groups")
     if not isinstance(groups, Mapping) or not groups:
@@ -152,6 +152,13 @@ def _compressed(given: Mapping[str, Any]) -> Scheme:
     found = {_group(each, str(given.get("format"))) for each in groups.values()}
     _refuse_if(len(found) > 1, "its layers are of several kinds (config_groups), which are not read")
     return found.pop()
+
+
+def _table(given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = given.get(name) or {}
+    if not isinstance(value, Mapping):
+        raise _Refusal(f"its {name} is no table, got {value!r:.80}")
+    return value
 
 
 _FORMATS: Mapping[tuple[str, str], str] = {
@@ -174,7 +181,7 @@ def _group(given: Any, whole_format: str) -> Scheme:
     known = ", ".join(dict.fromkeys(name for name, _ in _FORMATS))
     layout = _FORMATS.get((name, kind), "")
     _refuse_if(not layout, f"in the format {name!r:.40} of {kind!r:.40}; expected {known}")
-    activations = given.get("input_activations")
+    activations = _table(given, "input_activations")
     _refuse_if(activations and activations.get("dynamic") is not True, _MEASURED)
     rounds_outputs = given.get("output_activations")
     _refuse_if(rounds_outputs, "its outputs are rounded, too, which is not computed with")
