@@ -1,7 +1,7 @@
 """What computes: the CPU, or a GPU through torch and CUDA. The only file that asks `torch.cuda`; torch is
 imported where there is a GPU.
 
-Whoever needs to know how much memory is free, or when work is done, asks an `Accelerator`. The CUDA half is
+An `Accelerator` says how much memory is free, and when work is done. The CUDA half is
 tested with a stand-in for `torch.cuda`; it ran on two servers' GPUs (docs/devices.md), and `flowspec doctor
 --accelerator` tests it on a board.
 """
@@ -98,7 +98,7 @@ def compute_precisely() -> None:
 class Accelerator:
     """A device that computes: the processor itself, as far as a class of a GPU does not say otherwise.
 
-    Whoever has one has float32 products in float32, and sums of 16-bit products, too.
+    It computes float32 products in float32, and sums of 16-bit products, too.
     """
 
     is_cpu = True

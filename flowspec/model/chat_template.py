@@ -1,4 +1,4 @@
-"""What stands between a dialogue and a model's chat template, which is a program of somebody else's.
+"""What stands between a dialogue and a model's chat template, which is its publisher's program.
 
 transformers runs it in Jinja's sandbox: it reaches no files and no Python objects, and one `range` has 100000
 items at most. Loops in loops, which would take days, are ended here. A single operation that makes a text of

@@ -200,7 +200,7 @@ class ModelFiles:
         part of it.
 
         Raises `InputError` for numbers that no model has; where such a config is of a family that is not
-        supported, for that. Families are for whoever runs the model to check: a draft head may be of another.
+        supported, for that. Families are checked where the model is run: a draft head may be of another.
         """
         if self.gguf is not None:
             return _checked(config_of(self.gguf_file), self.gguf)

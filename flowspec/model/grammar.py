@@ -1,8 +1,8 @@
 """Which tokens may follow the beginning of a text that a grammar binds.
 
 llguidance says it, and only here. It is a parser over bytes and knows no state but the text, so a mask is a
-function of the grammar, the vocabulary and the path: whoever asks, at a stage, at a drafter or at the head,
-and in whatever order, gets the same one.
+function of the grammar, the vocabulary and the path: it is the same at a stage, at a drafter and at the
+head, in whatever order it is asked for.
 
 - A token may follow if with it the text is still the beginning of one that the grammar allows, however it is
   cut into tokens: the library's own preference for one way to cut (`no_forcing`) is switched off.
@@ -13,7 +13,7 @@ and in whatever order, gets the same one.
   model that may write any of it writes nothing else.
 - Where nothing may follow, the tokens that end the answer may. That is so behind a text that has left the
   grammar (a wrong guess: what is drawn behind it never counts), where the vocabulary cannot write what is
-  due, and where the library gives up at one of its limits; `is_whole` tells whoever has the answer.
+  due, and where the library gives up at one of its limits; `is_whole` tells the API.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def main() -> None:
     """Tells the sizes of files, or fetches them, and says in a line of JSON what came of it; of an error the
     text.
 
-    Ends when its standard input does: whoever started it is gone.
+    Ends when its standard input does: its parent is gone.
     """
     what, repository, *names = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()

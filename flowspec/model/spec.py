@@ -302,7 +302,7 @@ def _experts_per_row(config: Any) -> int:
 
 
 def _shared_neurons(config: Any) -> int:
-    """Neurons of what every row of a mixture runs through, beside the experts that it chooses."""
+    """Neurons of what every row of a mixture runs through, besides the experts that it chooses."""
     if _field(config, "enable_moe_block"):
         return int(config.intermediate_size)  # Gemma 4's own network
     of_shared = _field(config, "n_shared_experts") * _expert_width(config)

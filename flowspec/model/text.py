@@ -381,7 +381,7 @@ class Tokenizer:
         for role in {message["role"] for message in messages} - ROLES:
             is_named = f"'{role}'" in template or f'"{role}"' in template
             if role == "tool" and "tool_responses" in self.template_names(tools).fields:
-                is_named = _ROLE_TOOL.search(template) is not None  # else it has results beside the calls
+                is_named = _ROLE_TOOL.search(template) is not None  # else results stand with the calls
             if not is_named:
                 raise InputError(
                     f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
@@ -732,7 +732,7 @@ class Recommended:
 
     `sampling` holds fields of `Sampling`: a temperature among them where the model samples, else penalties
     alone, by which the likeliest token may be another one. `unsupported` names features it asks for that
-    FlowSpec lacks; whoever follows the recommendation must refuse them.
+    FlowSpec lacks; callers that follow the recommendation refuse them.
     """
 
     stop_ids: frozenset[int]

@@ -96,7 +96,7 @@ _found: dict[tuple[str, str], Trial] = {}
 _library: tuple[Verdict, str] | None = None
 """What this process knows already; a processor does not change."""
 Tell = Callable[[float], None]
-"""Told now and then how far a trial has come, from 0 to 1, so that whoever waits knows that it goes on."""
+"""Told now and then how far a trial has come, from 0 to 1, so that a user sees that it goes on."""
 Look = Callable[[str, float], None]
 """The same, with what is done: `COMPILING` or `TRYING`."""
 COMPILING, TRYING = "compiling kernels", "trying kernels"
@@ -106,7 +106,7 @@ _onlookers: list[Look] = []
 @contextlib.contextmanager
 def shown_to(look: Look) -> Iterator[None]:
     """Tells of all trials of this process, also of those that begin where a drafter is loaded, far from
-    whoever waits."""
+    the command that waits."""
     _onlookers.append(look)
     try:
         yield

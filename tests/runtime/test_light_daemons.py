@@ -1,4 +1,4 @@
-"""Daemons on CPUs run without torch and transformers, and take little memory beside their weights."""
+"""Daemons on CPUs run without torch and transformers, and take little memory besides their weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.runtime.clusters import drafter_for, listening, plan_for, submit, tok
 
 pytestmark = pytest.mark.skipif(has_driver(), reason="torch is imported for the GPU")
 
-BESIDE_BYTES_MAX = 70 << 20
+EXTRA_BYTES_MAX = 70 << 20
 """Some 52 MiB are taken: Python, numpy, ZeroMQ, caches, and what loading left."""
 MODULES = "modules:"
 CODE = (
@@ -63,8 +63,8 @@ def check_memory(daemon: LocalDaemon, weight_bytes: int) -> None:
     mapped = Path(f"/proc/{daemon.pid}/maps").read_text()
     assert "numpy" in mapped
     assert not any(name in mapped for name in HEAVY)
-    beside = psutil.Process(daemon.pid).memory_info().rss - weight_bytes
-    assert beside <= BESIDE_BYTES_MAX, f"{beside >> 20} MiB beside {weight_bytes >> 20} of weights"
+    extra = psutil.Process(daemon.pid).memory_info().rss - weight_bytes
+    assert extra <= EXTRA_BYTES_MAX, f"{extra >> 20} MiB and {weight_bytes >> 20} of weights"
 
 
 def check_answer(plan: ClusterPlan, daemon: LocalDaemon) -> None:

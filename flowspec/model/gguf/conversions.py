@@ -1,6 +1,6 @@
 """What llama.cpp's converter does to the tensors of a checkpoint, taken back.
 
-*Llama's* heads turn pairs of numbers with the position. In a file the two of a pair lie beside each other, in
+*Llama's* heads turn pairs of numbers with the position. In a file the two of a pair are neighbours, in
 a checkpoint half a head apart. *Gemma's* norms are one larger in a file.
 
 *Linear attention* (Qwen3.5): several heads of values share one of keys. In transformers they lie beside each

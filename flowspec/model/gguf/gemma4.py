@@ -23,7 +23,7 @@ _PLAIN, _WINDOW = "full_attention", "sliding_attention"
 
 
 def layers_of(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    """What config.json would hold beside `raw`."""
+    """What config.json would hold in addition to `raw`."""
     layers = raw["num_hidden_layers"]
     windows = stated.take("attention.sliding_window_pattern", None, LIST)
     if not windows or len(windows) != layers or {*map(type, windows)} != {bool} or windows[-1]:

@@ -28,7 +28,7 @@ def parts_of(gguf: str) -> list[str]:
 
 
 NEXTN = "nextn."
-"""How names begin, in a block behind the last layer, of what an MTP layer has beside a decoder layer."""
+"""How names begin, in a block behind the last layer, of what an MTP layer has besides a decoder layer."""
 NEXTN_NAMES = {
     "embedding": "enorm",
     "feature": "hnorm",

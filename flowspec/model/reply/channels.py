@@ -17,7 +17,7 @@ CONSTRAIN = "<|constrain|>"
 """In a header, before the form that a message has."""
 _TO = re.compile(r"to=(\S+)")
 _RECIPIENT = " to="
-"""What a reply begins with that is a message to somebody: the prompt's end has the rest of its header."""
+"""What a reply begins with that is addressed to a reader: the prompt's end has the rest of its header."""
 _FUNCTIONS = "functions."
 
 
