@@ -450,8 +450,7 @@ def test_parts_behind_one_another_and_other_files_are_no_model(checkpoint: Path,
     first = ggufs.convert(checkpoint, tmp_path / "parts" / "m.gguf", part_tensors=20)
     path = tmp_path / first.name
     path.write_bytes(b"".join(part.read_bytes() for part in sorted(first.parent.iterdir())))
-    told = r"several parts of a GGUF model one behind another.*llama-gguf-split"
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=r"there is no file .*m-00002-of-"):
         ModelFiles(str(path)).check_weights()
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(InputError, match="is no model"):

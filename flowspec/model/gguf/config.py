@@ -7,93 +7,56 @@ anything else about it is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
-from flowspec.model.gguf import gemma4
+from flowspec.model.families import FAMILIES
 from flowspec.model.gguf.file import GgufFile
-from flowspec.model.gguf.stated import LIST, TEXT, TRUTH, Stated
+from flowspec.model.gguf.names import LAYER_TABLE
+from flowspec.model.gguf.stated import COUNT, NEEDED, NUMBER, TEXT, TRUTH, Kind, Stated, list_of
 
-MODEL_TYPES = {
-    "llama": "llama",
-    "qwen2": "qwen2",
-    "qwen3": "qwen3",
-    "qwen3moe": "qwen3_moe",
-    "gemma2": "gemma2",
-    "gemma3": "gemma3_text",
-    "gemma4": "gemma4_text",
-    "phi3": "phi3",
-    "smollm3": "smollm3",
-    "granite": "granite",
-    "olmo2": "olmo2",
-    "olmoe": "olmoe",
-    "glm4moe": "glm4_moe",
-    "lfm2": "lfm2",
-    "gpt-oss": "gpt_oss",
-    "qwen35": "qwen3_5_text",
-    "qwen35moe": "qwen3_5_moe_text",
-}
-"""Architectures that our families know; Mistral's models call themselves llama, mixtures too."""
-_PARTLY_TURNED = ("phi3", "glm4moe", "qwen35", "qwen35moe")
-"""Architectures whose heads may turn with the position in a part."""
+_FULL, _WINDOW = "full_attention", "sliding_attention"
 _SIGMOID = 2
 """How llama.cpp numbers what a router makes of its logits."""
 _SMOLLM3_WITHOUT_ROTARY = 4
 """Each such layer of SmolLM3 has no positions, as llama.cpp has it; no file states it."""
-FACTORS = (gemma4.FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight")
+_STILL = 1e30
+"""Frequencies that are divided by it, or by more, do not turn."""
+_FREQUENCIES = "rope_freqs.weight"
+FACTORS = (_FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
 GUESSING = "nextn_predict_layers"
 """The entry that says how many blocks guess the tokens after the next one."""
+_KEY_HEADS, _NEURONS = "attention.head_count_kv", "feed_forward_length"
 FIELDS = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
+    _NEURONS: "intermediate_size",
     "embedding_length": "hidden_size",
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-"""Entries that all files have, by the names of config.json."""
-MORE_FIELDS = {
-    "qwen3moe": {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
-    "gpt-oss": {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
-    "lfm2": {"shortconv.l_cache": "conv_L_cache"},
+"""Entries that files have, by the names of config.json."""
+_KINDS = {
+    "block_count": Kind(
+        f"a number up to {limits.LAYERS_MAX}",
+        lambda value: COUNT.accepts(value) and value <= limits.LAYERS_MAX,
+    ),
+    "attention.layer_norm_rms_epsilon": NUMBER,
 }
-"""Those that files of single architectures have."""
-_OF_QWEN35 = {
-    "ssm.conv_kernel": "linear_conv_kernel_dim",
-    "ssm.state_size": "linear_key_head_dim",
-    "ssm.group_count": "linear_num_key_heads",
-    "ssm.time_step_rank": "linear_num_value_heads",
-}
-_NEEDED: Mapping[str, Mapping[str, str]] = {
-    "gemma2": {"attention.sliding_window": "sliding_window"},
-    "gemma3": {"attention.sliding_window": "sliding_window"},
-    "glm4moe": {
-        "expert_count": "n_routed_experts",
-        "expert_used_count": "num_experts_per_tok",
-        "expert_shared_count": "n_shared_experts",
-        "expert_feed_forward_length": "moe_intermediate_size",
-    },
-    "gpt-oss": {"attention.sliding_window": "sliding_window"},
-    "olmoe": {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
-    "qwen3moe": {"expert_feed_forward_length": "moe_intermediate_size"},
-    "qwen35": _OF_QWEN35,
-    "qwen35moe": {
-        **_OF_QWEN35,
-        "expert_count": "num_experts",
-        "expert_used_count": "num_experts_per_tok",
-        "expert_feed_forward_length": "moe_intermediate_size",
-        "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-    },
-}
-"""As `MORE_FIELDS`, what transformers does not know of."""
+"""Of those that are no whole numbers of any size."""
 _STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
 """Tokens that llama.cpp, too, takes for the end of an answer."""
 _UNPACKED_DTYPE = "bfloat16"
+Raw = dict[str, Any]
+"""What config.json would hold, or a part of it."""
 
 
-def config_of(file: GgufFile) -> dict[str, Any]:
+def config_of(file: GgufFile) -> Raw:
     """What config.json would hold. Raises `InputError` for a model that is not supported, before a weight is
     read."""
     architecture = str(file.metadata.get("general.architecture"))
@@ -104,32 +67,29 @@ def config_of(file: GgufFile) -> dict[str, Any]:
         )
     if "token_embd.weight" not in file.tensors:
         raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
-    stated = Stated(file, architecture)
-    raw: dict[str, Any] = {
-        "model_type": MODEL_TYPES[architecture],
+    own, stated = ARCHITECTURES[architecture], Stated(file, f"{architecture}.")
+    stops = [file.metadata.get(f"tokenizer.ggml.{name}") for name in _STOPS]
+    ends = [*dict.fromkeys(token for token in stops if type(token) is int)]
+    raw: Raw = {
+        "model_type": own.model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": _dtype(file),
-        **_special_tokens(file.metadata),
+        "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
+        "pad_token_id": None,  # no answer is padded
     }
-    needed = {**FIELDS, **MORE_FIELDS.get(architecture, {}), **_NEEDED.get(architecture, {})}
-    if architecture in ("gemma4", "qwen35moe"):  # no plain networks, or of several widths
-        del needed["feed_forward_length"]
-    raw |= {name: stated.need(key) for key, name in needed.items()}
+    for key, name in {**FIELDS, **own.needed}.items():
+        if name:
+            raw[name] = stated.take(key, kind=_KINDS.get(key, COUNT))
     if architecture == "gemma4":
-        raw |= gemma4.layers_of(stated, raw)
+        raw |= _gemma4(stated, raw)
     else:
-        raw |= _layers_of(stated, raw, architecture)
+        raw |= _heads(stated, raw)
+        raw |= own.more(stated, raw)
+        raw |= _rotary(stated, raw)
     stated.check_all_taken()
     return raw
-
-
-def _layers_of(stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """Of all architectures whose layers have heads of one kind, if they have any."""
-    found = _heads(stated, raw, architecture)
-    if architecture in _OTHERS:
-        found |= _OTHERS[architecture](stated, raw | found)
-    return found | _rotary(stated, raw | found, architecture)
 
 
 def _dtype(file: GgufFile) -> str:
@@ -140,162 +100,141 @@ def _dtype(file: GgufFile) -> str:
     return "bfloat16" if "BF16" in kinds else "float16" if "F16" in kinds else "float32"
 
 
-def _special_tokens(metadata: dict[str, Any]) -> dict[str, Any]:
-    stops = dict.fromkeys(
-        metadata[key] for each in _STOPS if type(metadata.get(key := f"tokenizer.ggml.{each}")) is int
+def _has_biases(stated: Stated) -> bool:
+    return any(name.endswith(".attn_q.bias") for name in stated.file.tensors)
+
+
+def _of_layers(stated: Stated, key: str, layers: int, default: Any = NEEDED) -> list[int]:
+    """Whole numbers that a file states once, or of each layer."""
+    each = list_of(key, layers, lambda value: all(map(COUNT.accepts, value)))
+    kind = Kind(
+        f"a number for each of {layers} layers",
+        lambda value: COUNT.accepts(value) or each.accepts(value),
     )
-    return {
-        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
-        "eos_token_id": list(stops) if len(stops) > 1 else next(iter(stops), None),
-        "pad_token_id": None,  # no answer is padded
-    }
+    found = stated.take(key, default, kind)
+    return found if isinstance(found, list) else [found] * layers
 
 
-def _heads(stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """How many heads of keys and how wide a head is, and in `partial_rotary_factor` the part of it that turns
-    with the position."""
-    layers, path = raw["num_hidden_layers"], stated.file.path
-    found: dict[str, Any] = {}
-    if architecture == "lfm2":  # of each layer, 0 for one that is a short convolution
-        counts = stated.take("attention.head_count_kv", None, LIST)
-        some = set(counts or ()) - {0}
-        if not counts or len(counts) != layers or len(some) != 1:
-            stated.refuse("attention.head_count_kv", counts, f"one number of heads for {layers} layers, or 0")
-        found["layer_types"] = [CONVOLUTION if count == 0 else "full_attention" for count in counts]
-        found["num_key_value_heads"] = some.pop()
-    else:
-        heads = raw["num_attention_heads"]
-        found["num_key_value_heads"] = stated.take("attention.head_count_kv", heads)
-    rotated = stated.take("rope.dimension_count")
-    width = stated.take("attention.key_length", raw["hidden_size"] // raw["num_attention_heads"])
-    if stated.take("attention.value_length", width) != width:
-        raise InputError(
-            f"{path}: expected {architecture}.attention.value_length to be that of keys, {width}"
-        )
-    part = 1.0 if rotated is None else rotated / width
-    if architecture in _PARTLY_TURNED:
-        found["partial_rotary_factor"] = part
-    elif part != 1.0:
-        raise InputError(
-            f"{path}: expected {architecture}.rope.dimension_count to be the width of a head, {width}, got "
-            f"{rotated}"
-        )
-    return found | {"head_dim": width}
+def _width(width: int) -> Kind:
+    return Kind(f"the width of a head, {width}", lambda value: value == width)
 
 
-def _rotary(stated: Stated, raw: dict[str, Any], architecture: str) -> dict[str, Any]:
+def _heads(stated: Stated, raw: Raw) -> Raw:
+    """How many heads of keys and how wide a head is, and the part of it that turns with the position."""
+    width = stated.take("attention.key_length", raw["hidden_size"] // raw["num_attention_heads"], COUNT)
+    stated.take("attention.value_length", width, _width(width))
+    is_partial = FAMILIES[raw["model_type"]].rotary_is_partial
+    turned = stated.take("rope.dimension_count", width, NUMBER if is_partial else _width(width))
+    found: Raw = {"head_dim": width, **({"partial_rotary_factor": turned / width} if is_partial else {})}
+    if raw["model_type"] != "lfm2":
+        return found | {"num_key_value_heads": stated.take(_KEY_HEADS, raw["num_attention_heads"])}
+    layers = raw["num_hidden_layers"]  # of each one, 0 for a short convolution
+    counts = f"one number of heads for {layers} layers, or 0"
+    heads = stated.take(_KEY_HEADS, kind=list_of(counts, layers, lambda value: len({*value} - {0}) == 1))
+    types = [_FULL if count else CONVOLUTION for count in heads]
+    return found | {"num_key_value_heads": max(heads), "layer_types": types}
+
+
+def _rotary(stated: Stated, raw: Raw) -> Raw:
     """`rope_parameters`: with divisors of single frequencies, they are those of longrope, for Llama 3's
     scaling, too."""
-    file = stated.file
+    context, part = raw["max_position_embeddings"], raw.get("partial_rotary_factor")
     kind = stated.take("rope.scaling.type", "linear", TEXT)
-    factor = stated.take("rope.scaling.factor", 1.0)
-    attention_factor = stated.take("rope.scaling.attn_factor", 1.0)
-    original = stated.take("rope.scaling.original_context_length", raw["max_position_embeddings"])
-    rope: dict[str, Any] = {
+    factor = float(stated.take("rope.scaling.factor", 1.0))
+    attention_factor = float(stated.take("rope.scaling.attn_factor", 1.0))
+    original = stated.take("rope.scaling.original_context_length", context, COUNT)
+    rope: Raw = {
         "rope_type": "default",
         "rope_theta": float(stated.take("rope.freq_base", 10000.0)),
+        **({} if part is None else {"partial_rotary_factor": part}),
     }
-    rotated = int(raw["head_dim"] * raw.get("partial_rotary_factor", 1.0))
-    both, short, long = (_divisors(file, name, rotated // 2) for name in FACTORS)
-    own: dict[str, Any] = {}
-    if both is not None or (short is not None and long is not None):
+    found: Raw = {"rope_parameters": rope}
+    pairs = int(raw["head_dim"] * (part or 1.0)) // 2
+    both, short, long = (_divisors(stated.file, name, pairs) for name in FACTORS)
+    if both is not None:
+        short, long, original = both, both, context
+    if short is not None and long is not None:
         if kind == "yarn" or factor != 1:
-            raise InputError(
-                f"{file.path} has divisors of frequencies (rope_freqs) and {kind} scaling by {factor}; "
-                "expected one of them"
-            )
-        limit = int(original) if both is None else raw["max_position_embeddings"]
-        own = {"original_max_position_embeddings": limit}
-        rope |= own | {
+            stated.refuse("rope.scaling.type", "none beside divisors of frequencies", f"{kind} by {factor}")
+        found["original_max_position_embeddings"] = original
+        rope |= {
             "rope_type": "longrope",
-            "short_factor": both or short,
-            "long_factor": both or long,
-            "factor": raw["max_position_embeddings"] / limit,
-            "attention_factor": float(attention_factor),
+            "short_factor": short,
+            "long_factor": long,
+            "factor": context / original,
+            "original_max_position_embeddings": original,
+            "attention_factor": attention_factor,
         }
+    elif attention_factor != 1:
+        stated.refuse("rope.scaling.attn_factor", "1 without divisors of frequencies", f"{attention_factor}")
     elif kind == "yarn":
-        limit = int(original)
-        rope |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": limit}
+        rope |= {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         for name in ("beta_fast", "beta_slow"):
-            if (beta := stated.take(f"rope.scaling.yarn_{name}")) is not None:
+            if (beta := stated.take(f"rope.scaling.yarn_{name}", None)) is not None:
                 rope[name] = float(beta)
-        if architecture == "gpt-oss":  # between whole numbers of frequencies; no file states it
+        if raw["model_type"] == "gpt_oss":  # between whole numbers of frequencies; no file states it
             rope["truncate"] = False
     elif kind == "linear" and factor != 1:
-        rope |= {"rope_type": "linear", "factor": float(factor)}
+        rope |= {"rope_type": "linear", "factor": factor}
     elif kind not in ("linear", "none"):
-        raise InputError(
-            f"{file.path}: {architecture}.rope.scaling.type: expected linear, yarn or none without divisors, "
-            f"got {kind!r:.40}"
-        )
-    if rope["rope_type"] != "longrope" and attention_factor != 1:
-        raise InputError(
-            f"{file.path} sets {architecture}.rope.scaling.attn_factor to {attention_factor}; expected "
-            "divisors with it"
-        )
-    if architecture == "gemma3":
+        stated.refuse("rope.scaling.type", "linear, yarn or none without divisors", f"{kind!r:.40}")
+    if raw["model_type"] == "gemma3_text":
         near = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa", 10000.0))}
-        return {"rope_parameters": {"full_attention": rope, "sliding_attention": near}}
-    if architecture in _PARTLY_TURNED:
-        rope["partial_rotary_factor"] = raw["partial_rotary_factor"]
-    return {"rope_parameters": rope, **own}
+        found["rope_parameters"] = {_FULL: rope, _WINDOW: near}
+    return found
 
 
 def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
     """One for each frequency, if the file has them."""
-    if name not in file.tensors:
+    tensor = file.tensors.get(name)
+    if tensor is None:
         return None
-    if file.tensors[name].shape != (count,):
+    if tensor.shape != (count,):
         raise InputError(
-            f"{file.path}: tensor {name}: expected {count} divisors, got shape "
-            f"{list(file.tensors[name].shape)}"
+            f"{file.path}: tensor {name}: expected {count} divisors, got shape {list(tensor.shape)}"
         )
-    return [float(value) for value in file.tensors[name].numbers()]
+    return [float(value) for value in tensor.numbers()]
 
 
-def _gemma(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _gemma(stated: Stated, raw: Raw) -> Raw:
     """Windows on all layers but each second or sixth, and scores scaled by the width of heads, which the
     largest models do otherwise."""
     is_gemma2, layers, width = raw["model_type"] == "gemma2", raw["num_hidden_layers"], raw["head_dim"]
     if layers == (46 if is_gemma2 else 62):  # of 27 billion parameters
         width = raw["hidden_size"] // raw["num_attention_heads"]
-    caps = {"final_logit_softcapping": stated.take("final_logit_softcapping", 30.0 if is_gemma2 else None)}
+    found = {"final_logit_softcapping": stated.take("final_logit_softcapping", 30.0 if is_gemma2 else None)}
     if is_gemma2:
-        caps["attn_logit_softcapping"] = stated.take("attn_logit_softcapping", 50.0)
-    pattern = stated.take("attention.sliding_window_pattern", 2 if is_gemma2 else 6)
-    return caps | {
-        "query_pre_attn_scalar": width,
-        "layer_types": [
-            "full_attention" if layer % pattern == 0 else "sliding_attention"
-            for layer in range(1, layers + 1)
-        ],
-    }
+        found["attn_logit_softcapping"] = stated.take("attn_logit_softcapping", 50.0)
+    pattern = stated.take("attention.sliding_window_pattern", 2 if is_gemma2 else 6, COUNT)
+    types = [_WINDOW if layer % pattern else _FULL for layer in range(1, layers + 1)]
+    return found | {"query_pre_attn_scalar": width, "layer_types": types}
 
 
-def _llama(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _llama(stated: Stated, raw: Raw) -> Raw:
     """Llama with a window is Mistral, and with experts Mixtral."""
-    window = stated.take("attention.sliding_window")
-    experts = stated.take("expert_count")
+    window, experts = stated.take("attention.sliding_window", None), stated.take("expert_count", None)
     if experts is not None:
-        mixture = {"num_local_experts": experts, "num_experts_per_tok": stated.need("expert_used_count")}
+        mixture = {"num_local_experts": experts, "num_experts_per_tok": stated.take("expert_used_count")}
         return {"model_type": "mixtral", "sliding_window": window, **mixture}
     return {} if window is None else {"model_type": "mistral", "sliding_window": window}
 
 
-def _guessing(stated: Stated, blocks: int) -> int:
-    """How many of so many blocks guess the tokens after the next one."""
-    found = stated.count(GUESSING)
-    if found >= blocks:
-        stated.refuse(GUESSING, found, f"fewer than the {blocks} of block_count")
+def _guessing(stated: Stated, raw: Raw) -> int:
+    """How many of a file's blocks, the last ones, are no layers and guess the tokens after the next one."""
+    blocks = raw["num_hidden_layers"]
+    fewer = Kind(
+        f"a whole number, fewer than the {blocks} of block_count",
+        lambda value: COUNT.accepts(value) and value < blocks,
+    )
+    found: int = stated.take(GUESSING, 0, fewer)
     return found
 
 
-def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    """Blocks that guess the tokens after the next one are counted in the file, and are no layers."""
-    guessing = _guessing(stated, raw["num_hidden_layers"])
-    gate = stated.take("expert_gating_func", _SIGMOID)
-    if gate != _SIGMOID:
-        stated.refuse("expert_gating_func", gate, f"{_SIGMOID} (sigmoid)")
+def _glm4_moe(stated: Stated, raw: Raw) -> Raw:
+    guessing = _guessing(stated, raw)
+    stated.take(
+        "expert_gating_func", _SIGMOID, Kind(f"{_SIGMOID} (sigmoid)", lambda value: value == _SIGMOID)
+    )
     return {
         "num_hidden_layers": raw["num_hidden_layers"] - guessing,
         "num_nextn_predict_layers": guessing,
@@ -304,54 +243,40 @@ def _glm4_moe(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
         "topk_group": stated.take("expert_group_used_count", 1),
         "routed_scaling_factor": float(stated.take("expert_weights_scale", 1.0)),
         "norm_topk_prob": stated.take("expert_weights_norm", False, TRUTH),
-        "use_qk_norm": stated.has_tensor("blk.0.attn_q_norm.weight"),
-        "attention_bias": stated.has_tensor("blk.0.attn_q.bias"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in stated.file.tensors,
+        "attention_bias": _has_biases(stated),
     }
 
 
-def _qwen35(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    """Which layers attend follows from an interval, or is said of each. Blocks that guess the tokens after
-    the next one are counted in the file, and are no layers."""
-    blocks = raw["num_hidden_layers"]
-    guessing = _guessing(stated, blocks)
-    layers = blocks - guessing
-    interval = stated.take("full_attention_interval", 4)
-    by_interval = [place % interval != 0 for place in range(1, layers + 1)]
-    has_state = stated.take("attention.recurrent_layers", [*by_interval, *[False] * guessing], LIST)
-    if len(has_state) != blocks or not {*map(type, has_state)} <= {bool} or any(has_state[layers:]):
-        stated.refuse("attention.recurrent_layers", has_state, f"true or false for each of {layers} layers")
-    sections = stated.take("rope.dimension_sections", [0], LIST)
-    if len(sections) == 4 and sections[3]:
-        stated.refuse("rope.dimension_sections", sections, "no fourth section")
-    stated.take("feed_forward_length")  # nothing is as wide in a mixture
-    heads, inner = raw["linear_num_value_heads"], stated.need("ssm.inner_size")
-    if inner % heads:
-        stated.refuse("ssm.inner_size", inner, f"a multiple of ssm.time_step_rank, {heads}")
-    attends = has_state[:layers].index(False) if False in has_state[:layers] else 0
+def _qwen35(stated: Stated, raw: Raw) -> Raw:
+    """Which layers attend follows from an interval."""
+    guessing, heads = _guessing(stated, raw), raw["linear_num_value_heads"]
+    layers, interval = raw["num_hidden_layers"] - guessing, stated.take("full_attention_interval", 4, COUNT)
+    has_three = Kind("no fourth section", lambda value: type(value) is list and not any(value[3:]))
+    stated.take("rope.dimension_sections", None, has_three)
+    stated.take(_NEURONS, None)  # nothing is as wide in a mixture
+    multiple = Kind(
+        f"a multiple of ssm.time_step_rank, {heads}",
+        lambda value: COUNT.accepts(value) and not value % heads,
+    )
     return {
         "num_hidden_layers": layers,
         "mtp_num_hidden_layers": guessing,
-        "layer_types": [LINEAR if each else "full_attention" for each in has_state[:layers]],
-        "linear_value_head_dim": inner // heads,
-        "attention_bias": stated.has_tensor(f"blk.{attends}.attn_q.bias"),
+        "layer_types": [LINEAR if place % interval else _FULL for place in range(1, layers + 1)],
+        "linear_value_head_dim": stated.take("ssm.inner_size", kind=multiple) // heads,
+        "attention_bias": _has_biases(stated),
     }
 
 
-def _lfm2(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
-    """The width of the feed-forward networks is what they have, and the constant of norms has another
-    name."""
-    return {"norm_eps": raw["rms_norm_eps"], "block_auto_adjust_ff_dim": False}
-
-
-def _gpt_oss(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _gpt_oss(stated: Stated, raw: Raw) -> Raw:
     """Every second layer has a window, the first one, too; no file states it."""
     return {
         "intermediate_size": stated.take("expert_feed_forward_length", raw["intermediate_size"]),
-        "attention_bias": stated.has_tensor("blk.0.attn_q.bias"),
+        "attention_bias": _has_biases(stated),
     }
 
 
-def _smollm3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _smollm3(stated: Stated, raw: Raw) -> Raw:
     layers = range(1, raw["num_hidden_layers"] + 1)
     return {
         "no_rope_layers": [int(layer % _SMOLLM3_WITHOUT_ROTARY != 0) for layer in layers],
@@ -360,7 +285,7 @@ def _smollm3(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _granite(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
+def _granite(stated: Stated, raw: Raw) -> Raw:
     return {
         "attention_multiplier": stated.take("attention.scale", raw["head_dim"] ** -0.5),
         "embedding_multiplier": stated.take("embedding_scale", 1.0),
@@ -369,17 +294,137 @@ def _granite(stated: Stated, raw: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-_OTHERS: Mapping[str, Callable[[Stated, dict[str, Any]], dict[str, Any]]] = {
-    **dict.fromkeys(("gemma2", "gemma3"), _gemma),
-    "glm4moe": _glm4_moe,
-    "gpt-oss": _gpt_oss,
-    "granite": _granite,
-    "lfm2": _lfm2,
-    "llama": _llama,
-    "olmoe": lambda stated, raw: {"norm_topk_prob": False},
-    "phi3": lambda stated, raw: {"sliding_window": stated.take("attention.sliding_window")},
-    **dict.fromkeys(("qwen35", "qwen35moe"), _qwen35),
-    "qwen3moe": lambda stated, raw: {"norm_topk_prob": True},
-    "smollm3": _smollm3,
+def _gemma4(stated: Stated, raw: Raw) -> Raw:
+    """Heads of layers that see all are wider than those of layers with a window. By the tensors alone shows
+    where values are keys (there are no matrices for values)."""
+    file, layers = stated.file, raw["num_hidden_layers"]
+    last = f"true or false for {layers} layers, at last false"
+    pattern = list_of(last, layers, lambda value: {*map(type, value)} == {bool} and not value[-1])
+    windows = stated.take("attention.sliding_window_pattern", kind=pattern)
+    types = [_WINDOW if each else _FULL for each in windows]
+    shared = stated.take("attention.shared_kv_layers", 0, COUNT)
+    inputs, table = stated.take("embedding_length_per_layer_input", 0, COUNT), file.tensors.get(LAYER_TABLE)
+    for suffix, name in (("", "global_head_dim"), ("_swa", "head_dim")):
+        width = raw[name] = stated.take(f"attention.key_length{suffix}", kind=COUNT)
+        for key in ("attention.value_length", "rope.dimension_count"):
+            stated.take(key + suffix, width, _width(width))
+    heads = _of_layers(stated, _KEY_HEADS, layers, raw["num_attention_heads"])
+    by_type = dict(zip(types, heads, strict=True))
+    if [by_type[kind] for kind in types] != heads:
+        stated.refuse(_KEY_HEADS, "one number for layers with a window, and one for the others", f"{heads}")
+    neurons = _of_layers(stated, _NEURONS, layers)
+    narrow = neurons[0]
+    is_doubled = set(neurons) != {narrow}
+    if is_doubled and neurons != [narrow] * (layers - shared) + [2 * narrow] * shared:
+        expected = f"{narrow} for all layers, or {2 * narrow} for the last {shared}"
+        stated.refuse(_NEURONS, expected, f"{neurons!r:.80}")
+    own = [layer for layer, kind in enumerate(types[: layers - shared]) if kind == _FULL]
+    have_values = any(f"blk.{layer}.attn_v.weight" in file.tensors for layer in own)
+    experts = stated.take("expert_count", None)
+    if experts is not None:
+        raw |= {
+            "num_experts": experts,
+            "top_k_experts": stated.take("expert_used_count"),
+            "moe_intermediate_size": stated.take("expert_feed_forward_length"),
+        }
+    return {
+        "num_key_value_heads": by_type.get(_WINDOW, by_type[_FULL]),
+        "num_global_key_value_heads": by_type[_FULL],
+        "intermediate_size": narrow,
+        "use_double_wide_mlp": is_doubled,
+        "enable_moe_block": experts is not None,
+        "layer_types": types,
+        "num_kv_shared_layers": shared,
+        "hidden_size_per_layer_input": inputs,
+        "vocab_size_per_layer_input": table.shape[0] if inputs and table else raw["vocab_size"],
+        "sliding_window": stated.take("attention.sliding_window"),
+        "final_logit_softcapping": stated.take("final_logit_softcapping", None),
+        "attention_bias": _has_biases(stated),
+        "attention_k_eq_v": bool(own) and not have_values,
+        "rope_parameters": {
+            _WINDOW: {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa"))},
+            _FULL: {
+                "rope_type": "proportional",
+                "rope_theta": float(stated.take("rope.freq_base")),
+                "partial_rotary_factor": _turning(file, raw["global_head_dim"]),
+            },
+        },
+    }
+
+
+def _turning(file: GgufFile, width: int) -> float:
+    """The part of a wide head that turns. Files have no word for it: they divide the frequencies of the rest
+    by a number so large that these stand still."""
+    divisors = np.array(_divisors(file, _FREQUENCIES, width // 2) or [0.0])
+    turning = int((divisors < _STILL).sum())
+    if np.any(divisors[:turning] != 1):
+        raise InputError(
+            f"{file.path}: tensor {_FREQUENCIES}: expected {width // 2} divisors, 1 and then from {_STILL:g} "
+            "on, got others or none; convert the model again"
+        )
+    return 2 * turning / width
+
+
+class _Architecture(NamedTuple):
+    """How transformers calls it; entries that its files have beside `FIELDS`, by the names of config.json, or
+    with an empty one have not; and what else they state."""
+
+    model_type: str
+    needed: Mapping[str, str] = {}
+    more: Callable[[Stated, Raw], Raw] = lambda stated, raw: {}
+
+
+_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+_EXPERT_NEURONS = {"expert_feed_forward_length": "moe_intermediate_size"}
+_SLIDING = {"attention.sliding_window": "sliding_window"}
+_STATES = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
 }
-"""What single architectures state besides."""
+_SHARED_NEURONS = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+ARCHITECTURES = {
+    "llama": _Architecture("llama", more=_llama),
+    "qwen2": _Architecture("qwen2"),
+    "qwen3": _Architecture("qwen3"),
+    "qwen3moe": _Architecture(
+        "qwen3_moe", _EXPERTS | _EXPERT_NEURONS, lambda stated, raw: {"norm_topk_prob": True}
+    ),
+    "gemma2": _Architecture("gemma2", _SLIDING, _gemma),
+    "gemma3": _Architecture("gemma3_text", _SLIDING, _gemma),
+    "gemma4": _Architecture("gemma4_text", {_NEURONS: ""}),
+    "phi3": _Architecture(
+        "phi3", more=lambda stated, raw: {"sliding_window": stated.take("attention.sliding_window", None)}
+    ),
+    "smollm3": _Architecture("smollm3", more=_smollm3),
+    "granite": _Architecture("granite", more=_granite),
+    "olmo2": _Architecture("olmo2"),
+    "olmoe": _Architecture("olmoe", _EXPERTS, lambda stated, raw: {"norm_topk_prob": False}),
+    "glm4moe": _Architecture(
+        "glm4_moe",
+        {
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_shared_count": "n_shared_experts",
+            **_EXPERT_NEURONS,
+        },
+        _glm4_moe,
+    ),
+    "lfm2": _Architecture(  # the width of the feed-forward networks is what they have
+        "lfm2",
+        {"shortconv.l_cache": "conv_L_cache"},
+        lambda stated, raw: {"norm_eps": raw["rms_norm_eps"], "block_auto_adjust_ff_dim": False},
+    ),
+    "gpt-oss": _Architecture(
+        "gpt_oss", _SLIDING | _EXPERTS | {"expert_count": "num_local_experts"}, _gpt_oss
+    ),
+    "qwen35": _Architecture("qwen3_5_text", _STATES, _qwen35),
+    "qwen35moe": _Architecture(
+        "qwen3_5_moe_text",
+        {**_STATES, **_EXPERTS, **_EXPERT_NEURONS, **_SHARED_NEURONS, _NEURONS: ""},
+        _qwen35,
+    ),
+}
+"""By the names that our families have in GGUF files; Mistral's models call themselves llama, mixtures too."""
+MODEL_TYPES = {name: own.model_type for name, own in ARCHITECTURES.items()}

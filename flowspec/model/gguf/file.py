@@ -27,13 +27,12 @@ from flowspec.model.damage import GGUF_MAGIC, instead
 from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
 
-_VERSIONS = (2, 3)
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")
-_PART_COUNT, _PART_NUMBER, _TENSOR_COUNT = "split.count", "split.no", "split.tensors.count"
+_PART_COUNT, _PART_NUMBER = "split.count", "split.no"
 _SAMPLING = "general.sampling."
 _SAMPLING_FIELDS = {
     "temp": "temperature",
@@ -48,7 +47,6 @@ _SAMPLING_FIELDS = {
 """What generation configs call the numbers by which llama.cpp samples."""
 GGUF_ONLY = {"repetition_penalty_window": -1, "xtc_probability": 0.0, "mirostat": 0, "sampler_order": ""}
 """Fields that no generation_config.json has, each with the value that switches it off."""
-_EMBEDDING, _OUTPUT, _BIAS = "token_embd.weight", "output.weight", ".bias"
 SMALL = (".ssm_alpha.", ".ssm_beta.", ".ffn_gate_inp_shexp.", "per_layer_model_proj.")
 """Of names of small matrices that are rounded where a file does not pack them: how a state fades, what it
 takes, the share of the expert that every row runs through, and what layers take of a token's embedding."""
@@ -90,64 +88,41 @@ class GgufTexts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GgufTensor(Extent):
-    """A packed tensor: `shape` as torch orders it, `dtype` the name of its ggml type.
-
-    A row takes `row_bytes`, numbers that are packed together take `block_bytes`.
-    """
+    """A packed tensor: `shape` as torch orders it, `dtype` the name of its ggml type."""
 
     name: str
-    row_bytes: int
-    block_bytes: int
 
     @staticmethod
-    def at(name: str, shape: tuple[int, ...], kind: int, path: Path, offset: int) -> GgufTensor:
-        """One of ggml's type of that number; raises `ValueError` for a shape that the type cannot have,
-        `InputError` for a type that cannot be read."""
-        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        known = kind in set(GGMLQuantizationType)
-        if not known or not _is_readable(kind):
-            label = GGMLQuantizationType(kind).name if known else f"of type {kind}"
+    def at(name: str, shape: tuple[int, ...], dtype: str, path: Path, offset: int = 0) -> GgufTensor:
+        """Raises `ValueError` for a shape that no tensor of the type has, `InputError` for a type that is not
+        read."""
+        numbers, block_bytes = _block_of(dtype)
+        if not numbers:
             raise InputError(
-                f"{path}: tensor {name} is {label}, which the gguf package cannot read; convert the model to "
+                f"{path}: tensor {name} is {dtype}, which the gguf package cannot read; convert the model to "
                 "another type"
             )
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        if shape[-1] % block:
-            raise ValueError(f"tensor {name} has rows of {shape[-1]} in blocks of {block}")
-        row_bytes = shape[-1] // block * block_bytes
-        return GgufTensor(
-            path=path,
-            offset=offset,
-            size_bytes=math.prod(shape[:-1]) * row_bytes,
-            dtype=GGMLQuantizationType(kind).name,
-            shape=shape,
-            name=name,
-            row_bytes=row_bytes,
-            block_bytes=block_bytes,
-        )
-
-    @staticmethod
-    def stored(name: str, shape: tuple[int, ...], dtype: str, path: Path) -> GgufTensor:
-        """A tensor alone in a file; raises `ValueError` for one that no GGUF file could hold."""
-        from gguf import GGMLQuantizationType
-
-        is_known = dtype in GGMLQuantizationType.__members__
-        if not is_known or not 1 <= len(shape) <= _DIMENSIONS_MAX or 0 in shape:
-            raise ValueError(f"tensor {name} is {dtype:.20} {list(shape)}")
-        return GgufTensor.at(name, shape, GGMLQuantizationType[dtype], path, 0)
+        if not 1 <= len(shape) <= _DIMENSIONS_MAX or 0 in shape or shape[-1] % numbers:
+            raise ValueError(f"tensor {name} is {dtype} {list(shape)}")
+        size = math.prod(shape) // numbers * block_bytes
+        return GgufTensor(path=path, offset=offset, size_bytes=size, dtype=dtype, shape=shape, name=name)
 
     @property
     def form(self) -> str:
         """The name of its type where layers compute with that as it is; else empty."""
         return self.dtype if self.dtype in FORMS else ""
 
+    @property
+    def block_bytes(self) -> int:
+        """What numbers that are packed together take."""
+        return _block_of(self.dtype)[1]
+
     def packed(self) -> Rows:
         """The bytes `[rows, row bytes]`, memory-mapped; raises `InputError` when the file is not there any
         more, or shorter."""
-        size = math.prod(self.shape[:-1]), self.row_bytes
+        count = math.prod(self.shape[:-1])
         try:
-            return np.memmap(self.path, np.uint8, "r", self.offset, size)
+            return np.memmap(self.path, np.uint8, "r", self.offset, (count, self.size_bytes // count))
         except (OSError, ValueError) as error:
             raise InputError(
                 f"cannot read {self.name} in {self.path}: {first_line(error)}; start again"
@@ -193,28 +168,28 @@ class GgufFile:
         names = parts_of(path.name)
         if len(names) != count:
             raise InputError(
-                f"{path} is one of {count!r:.40} parts, but its name does not say which; expected all of "
-                "them in one folder as NAME-00001-of-0000N.gguf, as they were published"
+                f"{path} is one of {count!r:.40} parts, or several behind one another, but its name does not "
+                "say which; expected all of them in one folder as NAME-00001-of-0000N.gguf, as published"
             )
         if path.name != names[0]:
             raise InputError(f"{path} is one of {count} parts; give the first, {names[0]}")
-        parts = [first, *(_read_part(path.with_name(name)) for name in names[1:])]
-        for number, part in enumerate(parts):
+        tensors, headers = first.tensors, first.headers
+        for number, name in enumerate(names):
+            part = _read_part(path.with_name(name)) if number else first
             if (part.metadata.get(_PART_COUNT), part.metadata.get(_PART_NUMBER)) != (count, number):
                 raise InputError(
                     f"{part.path} is not part {number + 1} of {count} by what is in it; copy it again"
                 )
-        tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
-        if len(tensors) != first.metadata.get(_TENSOR_COUNT, len(tensors)):
-            raise InputError(
-                f"{path} and its parts hold {len(tensors)} tensors, expected "
-                f"{first.metadata[_TENSOR_COUNT]}; copy them again"
-            )
-        headers = {part.path: size for part in parts for size in part.headers.values()}
+            tensors, headers = tensors | part.tensors, headers | part.headers
         return GgufFile(path=path, metadata=first.metadata, tensors=tensors, headers=headers)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
+
+    def extent(self, name: str) -> GgufTensor:
+        if name not in self.tensors:
+            raise InputError(f"{self.path} has no tensor {name}")
+        return self.tensors[name]
 
     def generation_config(self) -> dict[str, Any]:
         """What the file says of sampling, as a generation_config.json would; empty where it says nothing.
@@ -241,17 +216,11 @@ class GgufFile:
         Those that are `_LOOSE`, and an embedding that is no output, are multiplied by nothing that packs
         them; biases of experts are no matrices.
         """
+        loose = (*_LOOSE, ".bias", *(["token_embd.weight"] if "output.weight" in self.tensors else []))
         for name, tensor in self.tensors.items():
-            is_output = name != _EMBEDDING or _OUTPUT not in self.tensors
-            is_loose = any(map(name.__contains__, _LOOSE)) or name.endswith(_BIAS)
-            if len(tensor.shape) > 1 and is_output and not is_loose and not tensor.form:
+            if len(tensor.shape) > 1 and not tensor.form and not any(map(name.__contains__, loose)):
                 return name
         return ""
-
-    def extent(self, name: str) -> GgufTensor:
-        if name not in self.tensors:
-            raise InputError(f"{self.path} has no tensor {name}")
-        return self.tensors[name]
 
 
 def _read_part(path: Path) -> GgufFile:
@@ -262,7 +231,7 @@ def _read_part(path: Path) -> GgufFile:
         raise InputError(
             f"there is no file {path}; expected all parts of the model beside each other"
         ) from None
-    except (OSError, ValueError, OverflowError, IndexError, struct.error) as error:
+    except (OSError, ValueError, OverflowError, struct.error) as error:
         raise InputError(f"{path} is not a GGUF file{instead(path, error)}") from None
 
 
@@ -275,11 +244,10 @@ class _Reader:
         self._at = 0
 
     def file(self) -> GgufFile:
-        if self._data[: len(GGUF_MAGIC)] != GGUF_MAGIC:
+        if self._take(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise ValueError("it does not begin with GGUF")
-        self._at = len(GGUF_MAGIC)
         version, tensor_count, entry_count = self._numbers("IQQ")
-        if version not in _VERSIONS:
+        if version not in (2, 3):
             raise ValueError(f"version {version}, expected 2 or 3")
         if entry_count > limits.GGUF_ENTRIES_MAX or tensor_count > limits.TENSORS_MAX:
             raise ValueError(f"it says that it has {entry_count} entries and {tensor_count} tensors")
@@ -290,21 +258,13 @@ class _Reader:
             raise ValueError(f"an alignment of {alignment!r:.40}")
         size = -(-self._at // alignment) * alignment
         tensors = {
-            name: GgufTensor.at(name, shape, kind, self._path, size + offset)
+            name: GgufTensor.at(name, shape, _type_name(kind), self._path, size + offset)
             for name, shape, kind, offset in places
         }
         end = max((tensor.offset + tensor.size_bytes for tensor in tensors.values()), default=self._at)
         if len(self._data) < end:
             raise InputError(
                 f"{self._path} is incomplete: expected {end} bytes, got {len(self._data)}; copy it again"
-            )
-        if (
-            metadata.get(_PART_COUNT, 1) not in (0, 1)
-            and self._data[end : end + alignment].find(GGUF_MAGIC) >= 0
-        ):
-            raise InputError(
-                f"{self._path} is several parts of a GGUF model one behind another; expected each in a file "
-                "of its own, NAME-00001-of-0000N.gguf, or one that llama-gguf-split --merge makes of them"
             )
         return GgufFile(path=self._path, metadata=metadata, tensors=tensors, headers={self._path: size})
 
@@ -330,23 +290,15 @@ class _Reader:
         return self._take(length).decode()
 
     def _value(self, kind: int) -> Any:
-        if kind in _NUMBERS:
-            return self._numbers(_NUMBERS[kind])[0]
-        if kind == _STRING:
-            return self._text()
-        if kind != _ARRAY:
-            raise ValueError(f"metadata of type {kind}")
-        of, count = self._numbers("IQ")
-        if count > limits.VOCABULARY_MAX:
-            raise ValueError(f"a list of {count} entries")
-        if of in _NUMBERS:
-            layout = _NUMBERS[of]
-            return list(struct.unpack(f"<{count}{layout}", self._take(count * struct.calcsize(f"<{layout}"))))
+        is_list = kind == _ARRAY
+        of, count = self._numbers("IQ") if is_list else (kind, 1)
+        if of not in (_STRING, *_NUMBERS) or count > limits.VOCABULARY_MAX:
+            raise ValueError(f"{count} values of type {of}")
         if of != _STRING:
-            raise ValueError(f"a list of type {of}")
-        return self._texts(count)
-
-    def _texts(self, count: int) -> GgufTexts:
+            found = self._numbers(f"{count}{_NUMBERS[of]}")
+            return list(found) if is_list else found[0]
+        if not is_list:
+            return self._text()
         start = self._at
         for _ in range(count):
             self._skip(_LENGTH.size)
@@ -357,35 +309,37 @@ class _Reader:
         """A tensor's name, shape, type and distance from the first one."""
         name = self._text()
         (dimensions,) = self._numbers("I")
-        if not 1 <= dimensions <= _DIMENSIONS_MAX:
+        if dimensions > _DIMENSIONS_MAX:
             raise ValueError(f"a tensor of {dimensions} dimensions")
         sizes = self._numbers(f"{dimensions}Q")
-        kind, offset = self._numbers("IQ")
-        return name, sizes[::-1], kind, offset
+        return name, sizes[::-1], *self._numbers("IQ")
+
+
+def _type_name(kind: int) -> str:
+    from gguf import GGMLQuantizationType
+
+    return next((each.name for each in GGMLQuantizationType if each == kind), f"of type {kind}")
+
+
+@functools.lru_cache
+def _block_of(dtype: str) -> tuple[int, int]:
+    """How many numbers are packed together in ggml's type of that name, and into how many bytes; no numbers
+    for a type that the gguf package does not unpack."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        kind = GGMLQuantizationType[dtype]
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except (KeyError, NotImplementedError):
+        return 0, 0
+    return GGML_QUANT_SIZES[kind]
 
 
 def tell_gguf_version() -> None:
-    """
-    Gives the gguf package the version by which transformers judges it.
-
-    transformers finds the distribution of a module by name, which on Python 3.10 fails for gguf; it then asks
-    the module.
-    """
+    """Gives the gguf package the version by which transformers judges it, which on Python 3.10 does not find
+    the distribution, and asks the module."""
     import gguf
 
     if not hasattr(gguf, "__version__"):
         gguf.__version__ = version("gguf")  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _is_readable(kind: int) -> bool:
-    """Whether the gguf package has code that turns this type into numbers."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    of = GGMLQuantizationType(kind)
-    try:
-        dequantize(np.zeros((1, GGML_QUANT_SIZES[of][1]), np.uint8), of)
-    except NotImplementedError:
-        return False
-    return True

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import Any
 
 from flowspec.core.protocol.model_spec import ModelSpec
-from flowspec.model.families import Family
+from flowspec.model.families import PLAIN_ROOT, Family
 from flowspec.model.parts import LayerShape
 
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
@@ -46,7 +45,6 @@ OF_ALL_LAYERS = {
 }
 """Of what the inputs are made that layers of Gemma 4 have of their own, and what a layer's part is called:
 columns of the table, rows of the projection, and the norm, which is the same for all."""
-OF_KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 STORED_FADING = "linear_attn.A"
 """What a checkpoint's tensor of a layer is called here that holds -e^A_log in the place of A_log."""
 _OTHERWISE = {
@@ -57,41 +55,40 @@ _OTHERWISE = {
 """What files call what the gguf package has no name for, by what it is called here."""
 
 
-def names_in_layers(architecture: str, family: Family, spec: ModelSpec) -> dict[str, str]:
-    """What checkpoints call the tensors of a model's layers, by what files call them behind `blk.N.`, of an
-    MTP layer too; with `{}` for an expert where a tensor has all of them."""
-    table, found = _table(architecture), dict[str, str]()
+def checkpoint_names(architecture: str, family: Family, spec: ModelSpec, has_mtp: bool) -> dict[str, str]:
+    """What checkpoints call a model's tensors, by what its GGUF files may call them; with `{}` for an expert
+    where a tensor has all of them.
+
+    Names are looked up as llama.cpp's converter does: experts are joined, and everything is a weight or a
+    bias.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    (kind,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
+    table, layers, in_layers = get_tensor_name_map(kind, 1), len(spec.layers), dict[str, str]()
     for layer in dict.fromkeys(spec.layers):
         shape = LayerShape(spec=layer, family=family, hidden=spec.hidden, has_fading=True)
         for parameter in shape.parameters():
             ways = family.ways_to_stack(parameter) or ((family.renamed.get(parameter, parameter),),)
             for name in itertools.chain(*reversed(ways)):  # of matrices that may be joined, each by itself
-                if leaf := _OTHERWISE.get(name) or _leaf(table, name):
-                    found[leaf] = name
+                known = name.replace("experts.{}.", "experts.").replace(".dt_bias", ".dt_proj.bias")
+                known = known.replace("_correction_bias", "_correction.bias")
+                known += ".weight" if known.endswith(("sinks", "layer_scalar")) else ""
+                stem, _, end = known.rpartition(".")
+                if theirs := table.get_name(f"model.layers.0.{stem}"):
+                    in_layers[f"{theirs.removeprefix('blk.0.')}.{end}"] = name
+                if name in _OTHERWISE:
+                    in_layers[_OTHERWISE[name]] = name
+    found = {"output.weight": PLAIN_ROOT.lm_head}
+    for name in ("embed_tokens", family.last_norm):
+        found[f"{table.get_name(f'model.{name}')}.weight"] = f"{PLAIN_ROOT.prefix}{name}.weight"
+    prefixes = [f"{PLAIN_ROOT.prefix}layers.{layer}." for layer in range(layers)]
+    if family.mtp is not None and has_mtp:
+        mtp, stem = family.mtp, family.mtp.prefix.format(layers)
+        prefixes.append(stem + mtp.layer)
+        for part, leaf in NEXTN_NAMES.items():
+            if own := getattr(mtp, part):
+                found[f"blk.{layers}.{NEXTN}{leaf}.weight"] = f"{stem}{own}.weight"
+    for block, prefix in enumerate(prefixes):
+        found |= {f"blk.{block}.{leaf}": prefix + name for leaf, name in in_layers.items()}
     return found
-
-
-def _leaf(table: Any, name: str) -> str:
-    """What files call a tensor; empty where they have none. It is looked up as llama.cpp's converter does:
-    experts are joined, and everything is a weight or a bias."""
-    whole = f"model.layers.0.{name}".replace(".experts.{}.", ".experts.")
-    whole = whole.replace("_correction_bias", "_correction.bias").replace(".dt_bias", ".dt_proj.bias")
-    if whole.endswith((".sinks", ".layer_scalar")):
-        whole += ".weight"
-    stem, _, end = whole.rpartition(".")
-    theirs = table.get_name(stem)
-    return f"{theirs.removeprefix('blk.0.')}.{end}" if theirs else ""
-
-
-def names_outside(architecture: str, last_norm: str) -> dict[str, str]:
-    """As `names_in_layers`, of what is in no layer; `last_norm` as checkpoints call it."""
-    table, names = _table(architecture), ("embed_tokens", last_norm)
-    return {f"{table.get_name(f'model.{name}')}.weight": f"{name}.weight" for name in names}
-
-
-def _table(architecture: str) -> Any:
-    """The gguf package's names for the tensors of a model of one layer."""
-    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-    (kind,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
-    return get_tensor_name_map(kind, 1)

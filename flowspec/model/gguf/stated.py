@@ -1,14 +1,31 @@
-"""What a GGUF file states about its model, entry by entry until nothing is left: what nobody took may change
-the arithmetic, and is refused."""
+"""What a GGUF file states in its metadata: entry by entry, each held to a kind, until nothing is left."""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Callable, Collection
+from math import inf
+from typing import Any, NamedTuple, NoReturn
 
 from flowspec.errors import InputError
-from flowspec.model.gguf.file import GgufFile
+from flowspec.model.gguf.file import GgufFile, GgufTexts
 
-_HARMLESS = ("vocab_size", "tensor_data_layout", "rope.scaling.finetuned")
+
+class Kind(NamedTuple):
+    """What an entry may be: in words, and whether a value is."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+
+NUMBER = Kind("a number other than 0", lambda value: type(value) in (int, float) and 0 < abs(value) < inf)
+COUNT = Kind("a whole number above 0", lambda value: type(value) is int and value > 0)
+TEXT = Kind("a text", lambda value: type(value) is str)
+TRUTH = Kind("true or false", lambda value: type(value) is bool)
+LIST = Kind("a list of numbers", lambda value: type(value) is list)
+TEXTS = Kind("a list of texts", lambda value: type(value) is GgufTexts)
+NEEDED: Any = object()
+"""As a default: the entry must be there."""
+_HARMLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 _NEUTRAL = {
     "attention.causal": True,
     "attention.shared_kv_layers": 0,
@@ -22,72 +39,52 @@ _NEUTRAL = {
     "rope.scaling.factor": 0.0,
 }
 """Keys with the value that says no more than without them."""
-NUMBER: tuple[type, ...] = (int, float)
-TEXT: tuple[type, ...] = (str,)
-TRUTH: tuple[type, ...] = (bool,)
-LIST: tuple[type, ...] = (list,)
-COUNTS: tuple[type, ...] = (int, list)
-_KINDS = {
-    NUMBER: "a number other than 0",
-    TEXT: "a text",
-    TRUTH: "true or false",
-    LIST: "a list of numbers",
-    COUNTS: "a number other than 0, or a list of them",
-}
+
+
+def one_of(values: Collection[Any]) -> Kind:
+    return Kind(f"one of {', '.join(map(str, values))}", lambda value: value in list(values))
+
+
+def list_of(words: str, count: int, accepts: Callable[[list[Any]], bool]) -> Kind:
+    """A list of so many numbers, which are as `words` and `accepts` say."""
+    return Kind(words, lambda value: type(value) is list and len(value) == count and accepts(value))
 
 
 class Stated:
-    """What a file states about its model, entry by entry until nothing is left."""
+    """The entries of a file whose keys begin with `prefix`."""
 
-    def __init__(self, file: GgufFile, architecture: str) -> None:
+    def __init__(self, file: GgufFile, prefix: str) -> None:
         self.file = file
-        self._prefix = architecture + "."
-        stated = {
-            key.removeprefix(self._prefix): value
-            for key, value in file.metadata.items()
-            if key.startswith(self._prefix)
+        self._prefix = prefix
+        self._entries = {
+            key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
         }
-        self._left = {
-            key: value for key, value in stated.items() if key not in _NEUTRAL or value != _NEUTRAL[key]
-        }
+        for key, value in _NEUTRAL.items():
+            if self._entries.get(key) == value:
+                del self._entries[key]
+        self._left = self._entries.keys() - _HARMLESS
 
-    def take(self, key: str, default: Any = None, kinds: tuple[type, ...] = NUMBER) -> Any:
-        """An entry's value, a number if nothing else is said, or the default where it has none."""
-        value = self._left.pop(key, default)
-        if value is not default and (type(value) not in kinds or value == 0 or value != value):
-            self.refuse(key, value, _KINDS[kinds])
+    def take(self, key: str, default: Any = NEEDED, kind: Kind = NUMBER) -> Any:
+        """An entry's value, or the default where it has none. Raises `InputError` for one of another kind."""
+        self._left.discard(key)
+        value = self._entries.get(key)
+        if value is None and default is not NEEDED:
+            return default
+        if not kind.accepts(value):
+            self.refuse(key, kind.words, "nothing" if value is None else f"{value!r:.80}")
         return value
 
-    def need(self, key: str) -> Any:
-        if key not in self._left:
-            raise InputError(f"{self.file.path} has no {self._prefix}{key}; convert the model again")
-        return self.take(key)
-
-    def count(self, key: str) -> int:
-        """A whole number, 0 where there is none."""
-        value = self.take(key, 0)
-        if type(value) is not int or value < 0:
-            self.refuse(key, value, "a whole number")
-        return value
-
-    def by_layer(self, key: str, layers: int, default: Any = None) -> list[int]:
-        """Whole numbers above 0 that a file states once, or of each layer."""
-        value = self.take(key, default, COUNTS)
-        found = value if isinstance(value, list) else [value] * layers
-        if len(found) != layers or not all(type(each) is int and each > 0 for each in found):
-            self.refuse(key, value, f"a number for each of {layers} layers")
-        return found
-
-    def has_tensor(self, name: str) -> bool:
-        return name in self.file.tensors
-
-    def refuse(self, key: str, value: Any, expected: Any) -> NoReturn:
-        raise InputError(f"{self.file.path}: {self._prefix}{key}: expected {expected}, got {value!r:.80}")
+    def refuse(self, key: str, expected: str, got: str) -> NoReturn:
+        raise InputError(
+            f"{self.file.path}: {self._prefix}{key}: expected {expected}, got {got}; convert the model again "
+            "with a new llama.cpp, or take another file"
+        )
 
     def check_all_taken(self) -> None:
-        for key, value in self._left.items():
-            if key not in _HARMLESS:
-                raise InputError(
-                    f"{self.file.path} sets {self._prefix}{key} to {value!r:.40}, which FlowSpec does not "
-                    "apply; expected none"
-                )
+        """Raises `InputError` for an entry that nobody took: it may change the arithmetic."""
+        for key in sorted(self._left):
+            value = f"{self._entries[key]!r:.40}"
+            raise InputError(
+                f"{self.file.path} sets {self._prefix}{key} to {value}, which FlowSpec does not apply; "
+                "expected none"
+            )

@@ -5,8 +5,7 @@ Which tensor is which, `names.py` says, and `conversions.py` what llama.cpp's co
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,38 +17,27 @@ from flowspec.model.arithmetic.packed import Levels
 from flowspec.model.families import PLAIN_ROOT, Family
 from flowspec.model.gguf.blocks import levels_of
 from flowspec.model.gguf.config import FACTORS, GUESSING
-from flowspec.model.gguf.conversions import CONVOLUTIONS, Conversion
+from flowspec.model.gguf.conversions import Conversion
 from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, Rows
-from flowspec.model.gguf.names import (
-    LAYER_TABLE,
-    NEXTN,
-    NEXTN_NAMES,
-    OF_ALL_LAYERS,
-    OF_KEYS_AND_VALUES,
-    names_in_layers,
-    names_outside,
-)
+from flowspec.model.gguf.names import LAYER_TABLE, OF_ALL_LAYERS, checkpoint_names
 from flowspec.model.layer_by_layer import layer_part
 from flowspec.model.parts import LAYER_INPUT
 from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 
+_CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
+"""`[width, length]` in a file, `[width, 1, length]` in transformers."""
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 """A matrix of one row, which some files hold as a vector."""
-_IN_BLOCK = re.compile(r"blk\.(0|[1-9][0-9]*)\.(.+)")
+_KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
 
 
 class _Place(NamedTuple):
-    """Where a tensor of transformers is in the file: a tensor there, or of a mixture's tensor one expert's
-    part, or one layer's of a tensor that is for all layers."""
+    """Where a tensor of transformers is in the file: a tensor there, or a part of it. Parts lie one after
+    another along an axis: those of experts, along which transformers' tensors have no axis, or of layers."""
 
     tensor: str
-    expert: int | None = None
-    layer: int | None = None
-
-    @property
-    def axis(self) -> int | None:
-        """Along which layers' parts lie one after another."""
-        return None if self.layer is None else int(self.tensor == LAYER_TABLE)
+    part: int | None = None
+    axis: int = 0
 
 
 class GgufTensors(Tensors):
@@ -77,19 +65,34 @@ class GgufTensors(Tensors):
         idle = {
             f"blk.{layer}.{part}"
             for layer, source in enumerate(spec.sources)
-            for part in OF_KEYS_AND_VALUES
+            for part in _KEYS_AND_VALUES
             if source != layer  # they may be there all the same
         }
-        known = [name for name in names if name not in idle]
-        self._places = dict(self._find(family, architecture, spec, known, has_mtp=ahead == 1))
-        guessing = tuple(f"blk.{self._layers + place}." for place in range(ahead))
-        left = set(known) - {place.tensor for place in self._places.values()} - set(FACTORS)
-        left -= {name for name in left if name.startswith(guessing)}
-        if left:
-            raise InputError(
-                f"{model} holds {min(left)}, for which transformers' {family.prefix} has no place: it is of "
-                "another architecture"
-            )
+        theirs = checkpoint_names(architecture, family, spec, has_mtp=ahead == 1)
+        guessing = tuple(f"blk.{self._layers + block}." for block in range(ahead))
+        self._places: dict[str, _Place] = {}
+        for file_name in names:
+            name = theirs.get(file_name, "")
+            if file_name in OF_ALL_LAYERS:
+                self._add_parts(file_name, OF_ALL_LAYERS[file_name])
+            elif file_name in idle:
+                continue
+            elif "{}" in name:
+                each = range(self._expert_count)
+                self._places |= {name.format(expert): _Place(file_name, expert) for expert in each}
+            elif name:
+                self._places[name] = _Place(file_name)
+            elif file_name not in FACTORS and not file_name.startswith(guessing):
+                raise InputError(
+                    f"{model} holds {file_name}, for which transformers' {family.prefix} has no place: it is "
+                    "of another architecture"
+                )
+
+    def _add_parts(self, tensor: str, kind: str) -> None:
+        """Those of all layers; their norm is the same for each."""
+        for layer in range(self._layers):
+            place = _Place(tensor) if kind == "norm" else _Place(tensor, layer, int(tensor == LAYER_TABLE))
+            self._places[f"{PLAIN_ROOT.prefix}layers.{layer}.{LAYER_INPUT}.{kind}.weight"] = place
 
     @staticmethod
     def of_file(file: GgufFile, spec: ModelSpec, family: Family) -> GgufTensors:
@@ -114,15 +117,15 @@ class GgufTensors(Tensors):
                 f"model {self.model!r} has no tensor {name}; the file may be incomplete or of another family"
             )
         shape = self._tensor(place.tensor).shape
-        if place.tensor.endswith(CONVOLUTIONS):
+        if place.tensor.endswith(_CONVOLUTIONS):
             return (shape[0], 1, *shape[1:])
         if place.tensor.endswith(_SHARED_GATE):
             return (1, *shape[-1:])
-        if place.layer is not None:
-            whole = np.broadcast_to(np.uint8(0), shape)
-            return layer_part(self.model, place.tensor, place.axis, self._layers, place.layer, whole).shape
-        if place.expert is None:
+        if place.part is None:
             return shape
+        if place.tensor in OF_ALL_LAYERS:
+            whole = np.broadcast_to(np.uint8(0), shape)
+            return layer_part(self.model, place.tensor, place.axis, self._layers, place.part, whole).shape
         if shape[0] != self._expert_count:
             raise InputError(
                 f"tensor {place.tensor} of {self.model!r}: expected {self._expert_count} experts by the "
@@ -140,7 +143,7 @@ class GgufTensors(Tensors):
         shape, place = self.shape(name), self._places[name]
         tensor = self._tensor(place.tensor)
         if len(shape) == 1:
-            numbers = tensor.numbers() if place.expert is None else tensor.numbers()[place.expert]
+            numbers = tensor.numbers() if place.part is None else tensor.numbers()[place.part]
             return self._conversion.undone(numbers, place.tensor)[first:end]
         block = tensor.unpack(self._packed_rows(name, first, end))
         inputs = self._conversion.input_order(place.tensor)
@@ -149,8 +152,7 @@ class GgufTensors(Tensors):
     def levels(self, name: str, first: int, end: int) -> Levels:
         if self.is_rounded_anew(name):
             return super().levels(name, first, end)
-        form, (_, inputs) = self.form(name), self.shape(name)
-        return levels_of(form, self._packed_rows(name, first, end), inputs)
+        return levels_of(self.form(name), self._packed_rows(name, first, end), self.shape(name)[1])
 
     def form(self, name: str) -> str:
         return ROUNDED_ANEW if self.is_rounded_anew(name) else self._tensor(self._places[name].tensor).form
@@ -168,52 +170,15 @@ class GgufTensors(Tensors):
         """What was done to a matrix is an order of its rows, for which it need not be unpacked. The file is
         mapped anew each time, since pages that were read count as this process's until a map is dropped."""
         place, count = self._places[name], self.shape(name)[0]
-        tensor = self._tensor(place.tensor)
+        tensor, part = self._tensor(place.tensor), place.part or 0
         order = self._conversion.undone(np.arange(count)[:, None], place.tensor)[first:end, 0]
-        part = place.layer if place.axis == 0 else place.expert
         packed = tensor.packed()
-        if place.axis == 1:
-            assert place.layer is not None
-            size, rest = divmod(tensor.row_bytes, self._layers)
-            if rest or size % tensor.block_bytes:
-                raise InputError(
-                    f"tensor {place.tensor} of {self.model!r} packs several layers' numbers together; "
-                    "expected the width of a layer's part to be a multiple of a block's, got "
-                    f"{tensor.shape[1] // self._layers}"
-                )
-            packed = packed[:, place.layer * size : (place.layer + 1) * size]
-        return packed[order + (part or 0) * count]
-
-    def _find(
-        self, family: Family, architecture: str, spec: ModelSpec, names: Iterable[str], has_mtp: bool
-    ) -> Iterator[tuple[str, _Place]]:
-        """Names and places of those that are in the file; of experts one by one, as checkpoints hold them."""
-        root, mtp = PLAIN_ROOT.prefix, family.mtp
-        in_layers, in_mtp = names_in_layers(architecture, family, spec), dict[str, str]()
-        outside = names_outside(architecture, family.last_norm)
-        named = {tensor: root + name for tensor, name in outside.items()}
-        named["output.weight"] = PLAIN_ROOT.lm_head
-        if mtp is not None and has_mtp:
-            stem = mtp.prefix.format(self._layers)
-            in_mtp = {tensor: stem + mtp.layer + name for tensor, name in in_layers.items()}
-            for part, leaf in NEXTN_NAMES.items():
-                if own := getattr(mtp, part):
-                    in_mtp[f"{NEXTN}{leaf}.weight"] = f"{stem}{own}.weight"
-        for tensor in names:
-            name = named.get(tensor)
-            if found := _IN_BLOCK.fullmatch(tensor):
-                block, leaf = int(found[1]), found[2]
-                if block == self._layers:
-                    name = in_mtp.get(leaf)
-                elif block < self._layers and leaf in in_layers:
-                    name = f"{root}layers.{block}.{in_layers[leaf]}"
-            if name is not None and "{}" not in name:
-                yield name, _Place(tensor)
-            elif name is not None:
-                for expert in range(self._expert_count):
-                    yield name.format(expert), _Place(tensor, expert)
-            if tensor in OF_ALL_LAYERS:
-                kind = OF_ALL_LAYERS[tensor]
-                for layer in range(self._layers):
-                    own_layer = None if kind == "norm" else layer
-                    yield f"{root}layers.{layer}.{LAYER_INPUT}.{kind}.weight", _Place(tensor, None, own_layer)
+        if place.axis == 0:
+            return packed[order + part * count]
+        size, rest = divmod(packed.shape[1], self._layers)
+        if rest or size % tensor.block_bytes:
+            raise InputError(
+                f"tensor {place.tensor} of {self.model!r} packs several layers' numbers together; expected "
+                f"the width of a layer's part to be a multiple of a block's, got {self.shape(name)[1]}"
+            )
+        return packed[order, part * size : (part + 1) * size]

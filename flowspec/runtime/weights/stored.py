@@ -100,12 +100,12 @@ class StoredModel(ModelFiles):
         return self._packed_of(self.entry(name))
 
     def _packed_of(self, entry: TensorEntry) -> GgufTensor:
-        return GgufTensor.stored(entry.name, entry.shape, entry.dtype, self.store.path(entry.digest))
+        return GgufTensor.at(entry.name, entry.shape, entry.dtype, self.store.path(entry.digest))
 
     def _packed_bytes(self, entry: TensorEntry) -> int | None:
         try:
             return self._packed_of(entry).size_bytes
-        except ValueError:
+        except (InputError, ValueError):
             return None
 
 
