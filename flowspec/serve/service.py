@@ -230,8 +230,8 @@ class Service:
     def _bound(self, form: ReplyForm, use: ToolUse, bound_by: str, *, may_think: bool) -> BoundReply:
         """What binds a reply with calls; the field `bound_by` says which text there may be instead."""
         assert use.bound is not None
-        template, added = self._tokenizer.template(use.tools), self._tokenizer.added_tokens
-        tokens = {name: token for name, token in added.items() if token < self.session.spec.vocabulary}
+        added, count = self._tokenizer.added_tokens, self.session.spec.vocabulary
+        tokens = {name: token for name, token in added.items() if token < count}
         try:
             check_library()
             if use.bound.answer is not None:
@@ -241,7 +241,7 @@ class Service:
             param = bound_by or "tools"
             raise ApiError(400, f"{param}: {error}", param, "invalid_value") from None
         try:
-            found = bound_reply(form, use.bound, tokens, template, may_think=may_think)
+            found = bound_reply(form, use.bound, tokens, may_think=may_think)
             check_grammar("reply", found.text, len(found.marks))
         except InputError as error:
             told = str(error).removeprefix("reply: ")

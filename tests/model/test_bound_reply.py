@@ -21,10 +21,9 @@ from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, is_whole
+from flowspec.model.reply import form as forms
 from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply, bound_text, may_think_first
-from flowspec.model.reply.channels import CONSTRAIN
-from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
-from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm
+from flowspec.model.reply.form import THOUGHTS, ReplyForm
 from flowspec.model.reply.parts import Part, Tool, calls_in
 from tests.nightly import nightly
 from tests.schemas import allows
@@ -40,47 +39,45 @@ GEMMA, BRACKETS, TAGS = THOUGHTS
 BY_NAME = {"gemma": GEMMA, "brackets": BRACKETS, "tags": TAGS, None: None}
 DATA = json.loads((Path(__file__).parents[1] / "data/replies.json").read_text("utf-8"))
 """Replies in the layouts of publishers and of their templates."""
-ALL = {each.name: each for each in (*FORMATS, CHANNELS)}
-VARIANTS = {
-    **{name: (name, ALL[name].marks + ALL[name].others) for name in ALL},
-    "Mistral": ("Mistral", ("[TOOL_CALLS]", "[ARGS]")),
-    "Mistral with ids": ("Mistral", ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-    "Mistral list": ("Mistral", ("[TOOL_CALLS]",)),
-    "JSON list without an end": ("JSON list", ("<|tool_call|>",)),
-    "channels": ("channels", (*CHANNEL_MARKS, CONSTRAIN)),
+FORMATS = {
+    "XML": forms.XML,
+    "JSON list": forms.CLOSED_JSON_LIST,
+    "JSON list without an end": forms.JSON_LIST,
+    "Mistral": forms.MISTRAL,
+    "Mistral with ids": forms.MISTRAL_WITH_IDS,
+    "Mistral list": forms.MISTRAL_LIST,
+    "Hermes": forms.HERMES,
+    "bare JSON": forms.BARE_JSON,
+    "channels": forms.CHANNELS,
 }
-"""Formats, each with those of its texts that the model has."""
 
 
-def form_of(variant: str, thoughts: Any = None, **fields: Any) -> ReplyForm:
-    name = VARIANTS[variant][0]
+def form_of(name: str, thoughts: Any = None, **fields: Any) -> ReplyForm:
     known = {tool.name: tool for tool in TOOLS}
     return ReplyForm(
-        calls=ALL[name], tools=known, thoughts=thoughts, is_in_channels=name == "channels", **fields
+        calls=FORMATS[name], tools=known, thoughts=thoughts, is_in_channels=name == "channels", **fields
     )
 
 
 class Model:
     """A vocabulary, of which the marks are tokens of their own, or none of them is, and a die for a model."""
 
-    def __init__(self, variant: str, form: ReplyForm, *, has_tokens: bool = True) -> None:
+    def __init__(self, form: ReplyForm, *, has_tokens: bool = True) -> None:
         self.form = form
-        names = dict.fromkeys(
-            (*VARIANTS[variant][1], *(each for each in form.marks if each in _thought_marks(form)))
-        )
+        calls = () if form.calls is None else (*form.calls.marks, *form.calls.others)
+        names = dict.fromkeys((*calls, *form.marks))
         first = 1 + len(BYTES) + len(WORDS)
         self.tokens = {name: first + place for place, name in enumerate(names)} if has_tokens else {}
         spelled = () if has_tokens else tuple(name.encode() for name in names)
         parts = tuple(part for name in spelled for part in (name[:-1], name[-2:] + b"\n"))
         self.table = TokenBytes((b"", *BYTES, *WORDS, *(b"" for _ in self.tokens), *parts, b""))
-        self.template = " ".join(names)
         self.names = {token: name for name, token in self.tokens.items()}
         self.vocabulary = GrammarVocabulary(self.table)
         tags = (*names, "\n</parameter>", "</parameter>", "</function>", "</arg_value>", "}", ")", "\n")
         self.wishes = [tag.encode() for tag in tags]
 
     def bound(self, wanted: Wanted, *, may_think: bool = True) -> Grammar:
-        return self._grammar(bound_reply(self.form, wanted, self.tokens, self.template, may_think=may_think))
+        return self._grammar(bound_reply(self.form, wanted, self.tokens, may_think=may_think))
 
     def bound_text(self, kind: str, text: str) -> Grammar:
         return self._grammar(bound_text(self.form, kind, text, self.tokens))
@@ -171,12 +168,6 @@ def follow(model: Model, masks: GrammarMasks, reply: str) -> list[int]:
     return answer
 
 
-def _thought_marks(form: ReplyForm) -> tuple[str, ...]:
-    if form.thoughts is None:
-        return ()
-    return (form.thoughts.begin, form.thoughts.begin[:10], form.thoughts.end)
-
-
 def said(parts: list[Part], kind: str) -> str:
     return "".join(part.text for part in parts if part.kind == kind)
 
@@ -203,7 +194,7 @@ SCHEMAS = {tool.name: tool.parameters for tool in TOOLS}
 has_tokens = pytest.mark.parametrize("has_tokens", [True, False], ids=["tokens", "spelled"])
 each_form = pytest.mark.parametrize(
     ("variant", "has_tokens"),
-    [(variant, has) for variant in VARIANTS for has in (True, False) if has or variant != "channels"],
+    [(variant, has) for variant in FORMATS for has in (True, False) if has or variant != "channels"],
 )
 """What is in channels has tokens for them."""
 
@@ -211,7 +202,7 @@ each_form = pytest.mark.parametrize(
 @each_form
 def test_a_reply_that_has_to_call_does(variant: str, has_tokens: bool) -> None:
     for thoughts in (None,) if variant == "channels" else nightly((TAGS,), (None, TAGS)):
-        model = Model(variant, form_of(variant, thoughts), has_tokens=has_tokens)
+        model = Model(form_of(variant, thoughts), has_tokens=has_tokens)
         for is_single in (False, True):
             grammar = model.bound(Wanted(tools=TOOLS, is_required=True, is_single=is_single))
             for parts in model.replies(grammar, nightly(2, 6)):
@@ -224,7 +215,7 @@ def test_a_reply_that_has_to_call_does(variant: str, has_tokens: bool) -> None:
 def test_a_reply_that_may_call_is_bound_where_it_does(variant: str, has_tokens: bool) -> None:
     for is_single in nightly((has_tokens,), (False, True)):
         form = form_of(variant, None if variant == "channels" else TAGS, is_single=is_single)
-        model = Model(variant, form, has_tokens=has_tokens)
+        model = Model(form, has_tokens=has_tokens)
         grammar = model.bound(Wanted(tools=TOOLS, is_single=is_single))
         calls, thoughts = set(), set()
         for parts in model.replies(grammar, nightly(8, 12), *beginnings(form)):
@@ -235,10 +226,10 @@ def test_a_reply_that_may_call_is_bound_where_it_does(variant: str, has_tokens: 
         assert calls == thoughts == {True, False}
 
 
-@pytest.mark.parametrize("variant", [each for each in VARIANTS if each != "bare JSON"])
+@pytest.mark.parametrize("variant", [each for each in FORMATS if each != "bare JSON"])
 def test_a_reply_is_a_call_or_the_document_that_was_asked_for(variant: str) -> None:
     form = form_of(variant, None if variant == "channels" else TAGS, is_either=True)
-    model = Model(variant, form)
+    model = Model(form)
     grammar = model.bound(Wanted(tools=TOOLS, answer=DOCUMENT))
     told = set()
     for parts in model.replies(grammar, nightly(4, 12), *beginnings(form), sizes=(1, 10_000)):
@@ -250,7 +241,7 @@ def test_a_reply_is_a_call_or_the_document_that_was_asked_for(variant: str) -> N
 
 
 def test_the_text_in_channels_is_final_and_json_cannot_be_told_from_a_call() -> None:
-    model = Model("channels", replace(form_of("channels"), calls=None))
+    model = Model(replace(form_of("channels"), calls=None))
     thoughts = 0
     for parts in model.replies(model.bound_text(*DOCUMENT), 8, sizes=(7,)):
         assert allows(ANSWER, json.loads(said(parts, "content")))
@@ -258,7 +249,7 @@ def test_the_text_in_channels_is_final_and_json_cannot_be_told_from_a_call() -> 
     assert thoughts
     wanted = Wanted(tools=TOOLS, answer=DOCUMENT)
     with pytest.raises(InputError, match="calls as JSON without a mark"):
-        bound_reply(form_of("bare JSON"), wanted, {}, "", may_think=True)
+        bound_reply(form_of("bare JSON"), wanted, {}, may_think=True)
 
 
 FORMATS_OF_TEXTS = {
@@ -278,7 +269,7 @@ def test_a_text_of_a_format_stands_behind_thoughts(
     thoughts: Any, has_tokens: bool, is_thinking: bool
 ) -> None:
     form = ReplyForm(thoughts=thoughts, is_thinking=is_thinking)
-    model = Model("bare JSON", form, has_tokens=has_tokens)
+    model = Model(form, has_tokens=has_tokens)
     thought = set()
     for kind, text in FORMATS_OF_TEXTS.values():
         assert may_think_first(form, kind, text, may_think=True)
@@ -314,7 +305,7 @@ def test_thoughts_before_a_document_are_written_as_the_model_was_trained_to(
     case: dict[str, Any], has_tokens: bool
 ) -> None:
     form = ReplyForm(thoughts=BY_NAME[case["thoughts"]], is_thinking=case["is_thinking"])
-    model = Model("bare JSON", form, has_tokens=has_tokens)
+    model = Model(form, has_tokens=has_tokens)
     masks = GrammarMasks(model.bound_text(*DOCUMENT), model.vocabulary)
     answer = follow(model, masks, case["reply"])
     assert not any(masks.allowed(answer[:count])[END] for count in range(len(answer)))
@@ -329,7 +320,7 @@ def test_thoughts_before_a_document_are_written_as_the_model_was_trained_to(
 def test_thoughts_are_where_the_prompt_or_the_request_has_them(has_tokens: bool, is_required: bool) -> None:
     wanted = Wanted(tools=TOOLS, is_required=is_required)
     for is_thinking, may_think in ((True, False), (False, True), (False, False)):
-        model = Model("Hermes", form_of("Hermes", TAGS, is_thinking=is_thinking), has_tokens=has_tokens)
+        model = Model(form_of("Hermes", TAGS, is_thinking=is_thinking), has_tokens=has_tokens)
         grammar, thought = model.bound(wanted, may_think=may_think), set()
         for parts in model.replies(grammar, nightly(3, 10), "", TAGS.begin, TAGS.begin, sizes=(7,)):
             check_calls(parts, SCHEMAS)
@@ -342,9 +333,8 @@ def test_what_cannot_be_obeyed_is_refused_with_the_name_of_the_tool(
     variant: str, parameters: dict[str, Any], told: str
 ) -> None:
     tool = Tool(name="broken", parameters={"type": "object", **parameters})
-    names = VARIANTS[variant][1]
     with pytest.raises(InputError) as refused:
-        bound_reply(form_of(variant), Wanted(tools=(TOOLS[0], tool)), {}, " ".join(names), may_think=False)
+        bound_reply(form_of(variant), Wanted(tools=(TOOLS[0], tool)), {}, may_think=False)
     assert str(refused.value).startswith("the parameters of 'broken' cannot be obeyed: ")
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -355,7 +345,7 @@ def test_texts_and_numbers_of_every_kind_of_schema(variant: str) -> None:
     """Of which formats without quotes write each in another way."""
     parameters = GRAMMARS["every kind"]
     tool = Tool(name="f", parameters=parameters)
-    model = Model(variant, replace(form_of(variant), tools={"f": tool}))
+    model = Model(replace(form_of(variant), tools={"f": tool}))
     grammar = model.bound(Wanted(tools=(tool,), is_required=True, is_single=True))
     for parts in model.replies(grammar, nightly(6, 12), sizes=(7,)):
         assert check_calls(parts, {"f": parameters}) == 1
@@ -373,7 +363,7 @@ def test_tools_of_which_the_schemas_are_too_large_are_refused() -> None:
             )
             for place in range(count)
         )
-        return bound_reply(form_of("Hermes"), Wanted(tools=tools), {}, "<tool_call>", may_think=False)
+        return bound_reply(form_of("Hermes"), Wanted(tools=tools), {}, may_think=False)
 
     with pytest.raises(InputError, match="the parameters of all tools: expected at most 65536 bytes, got"):
         asked(90, 0)
@@ -392,8 +382,7 @@ def test_tools_of_which_the_schemas_come_to_too_much_are_refused() -> None:
         both = {f"a{place}": {"anyOf": [{"$ref": "#/$defs/A"}, {"const": place}]} for place in range(fields)}
         parameters = {"type": "object", "properties": both, "$defs": {"A": items}}
         tools = tuple(Tool(name=f"f{place}", parameters=parameters) for place in range(count))
-        names = " ".join(VARIANTS["XML"][1])
-        return bound_reply(form_of("XML"), Wanted(tools=tools), {}, names, may_think=False).text
+        return bound_reply(form_of("XML"), Wanted(tools=tools), {}, may_think=False).text
 
     assert asked(3, 3)
     with pytest.raises(InputError, match="the parameters of all tools: expected at most 16384 schemas and"):
@@ -416,7 +405,7 @@ def test_schemas_within_schemas_are_bound_or_refused_by_name(variant: str, word:
         tool = Tool(name="deep", parameters={"type": "object", "properties": {"a": inner}})
         refused = ""
         try:
-            found = bound_reply(form_of(variant), Wanted(tools=(tool,)), {}, "<tool_call>", may_think=False)
+            found = bound_reply(form_of(variant), Wanted(tools=(tool,)), {}, may_think=False)
             check_grammar("reply", found.text, len(found.marks))
         except InputError as error:
             refused = str(error)
@@ -429,7 +418,7 @@ def test_what_a_grammar_allows_is_what_the_model_was_trained_to_write(case: dict
     """By each of the masks on the way, where a call has to be and where one may."""
     form = form_of(case["variant"], BY_NAME[case["thoughts"]])
     for has_tokens in (True,) if case["variant"] == "channels" else (True, False):
-        model = Model(case["variant"], form, has_tokens=has_tokens)
+        model = Model(form, has_tokens=has_tokens)
         for is_required in (True, False):
             grammar = model.bound(Wanted(tools=TOOLS, is_required=is_required))
             answer = follow(model, GrammarMasks(grammar, model.vocabulary), case["reply"])
@@ -445,7 +434,7 @@ def test_what_a_grammar_allows_is_what_the_model_was_trained_to_write(case: dict
 def test_a_bound_call_that_the_reply_ends_within_is_no_text(case: dict[str, Any]) -> None:
     """Nor is any part of it behind its mark, wherever `max_tokens` cuts it; one that is not bound is text."""
     variant, thoughts, reply = case["variant"], BY_NAME[case["thoughts"]], case["reply"]
-    mark = "{" if variant == "bare JSON" else ALL[VARIANTS[variant][0]].marks[0]
+    mark = "{" if variant == "bare JSON" else FORMATS[variant].marks[0]
     first = reply.index(mark)
     following = reply.find(mark, first + 1) if variant != "bare JSON" else -1
     shown: dict[bool, set[bool]] = {True: set(), False: set()}

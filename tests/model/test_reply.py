@@ -18,15 +18,22 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Built
 
 from flowspec.model.files import ModelFiles
+from flowspec.model.reply import form as forms
 from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
-from flowspec.model.reply.form import CHANNELS, FORMATS, THOUGHTS, ReplyForm, form_of, format_of, thoughts_of
+from flowspec.model.reply.form import THOUGHTS, CallFormat, ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Part, Tool, calls_in
 from flowspec.model.reply.xml_calls import typed
 from flowspec.model.text import StopStrings, TextStream, Tokenizer
 from tests.nightly import nightly
 from tests.serve.scripted_model import GPT_OSS, MISTRAL, QWEN3, tokenizer_of
 
-FORMAT = {each.name: each for each in FORMATS}
+FORMAT = {
+    "XML": forms.XML,
+    "JSON list": forms.JSON_LIST,
+    "Mistral": forms.MISTRAL,
+    "Hermes": forms.HERMES,
+    "bare JSON": forms.BARE_JSON,
+}
 GEMMA, BRACKETS, TAGS = THOUGHTS
 WEATHER = Tool(
     name="get_current_weather",
@@ -145,7 +152,7 @@ MARKS = ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>"]
 
 def channels(reply: str, *, has_calls: bool = True, size: int = 99) -> tuple[str, str, list[tuple[str, str]]]:
     """`reply` has its marks between spaces of their own."""
-    found = ReplyForm(is_in_channels=True, calls=CHANNELS if has_calls else None).reader()
+    found = ReplyForm(is_in_channels=True, calls=forms.CHANNELS if has_calls else None).reader()
     parts: list[Part] = []
     for piece in reply.replace("<|", "\0<|").replace("|>", "|>\0").split("\0"):
         if piece in MARKS:
@@ -198,19 +205,23 @@ def test_halves_of_a_character_become_one_or_are_replaced() -> None:
         calls[0][1].encode()
 
 
-SIGNS = {
-    '<tool_call>\n{"name": <function-name>': "Hermes",
-    "<tool_call>\n<function=example_function_name>": "XML",
-    "respond with <|tool_call|> followed by a JSON list": "JSON list",
-    "[TOOL_CALLS] [": "Mistral",
-    '{"name": function name, "parameters": dictionary of argument name and its value}': "bare JSON",
-}
+SIGNS: list[tuple[str, Sequence[str], CallFormat]] = [
+    ('<tool_call>\n{"name": <function-name>', (), forms.HERMES),
+    ("<tool_call>\n<function=example_function_name>", (), forms.XML),
+    ("respond with <|tool_call|> followed by a JSON list", (), forms.JSON_LIST),
+    ("<|tool_call|>[{}]<|/tool_call|>", (), forms.CLOSED_JSON_LIST),
+    ("[TOOL_CALLS] [", ["[TOOL_CALLS]"], forms.MISTRAL_LIST),
+    ("[TOOL_CALLS]", ["[ARGS]"], forms.MISTRAL),
+    ("[TOOL_CALLS]", ["[ARGS]", "[CALL_ID]"], forms.MISTRAL_WITH_IDS),
+    ('{"name": function name, "parameters": dictionary of argument name and its value}', (), forms.BARE_JSON),
+    ("", ["<|python_tag|>"], forms.BARE_JSON),
+    ("", MARKS, forms.CHANNELS),
+]
 
 
 def test_a_format_is_recognised_and_a_prompt_may_open_thoughts() -> None:
-    assert {template: found.name for template in SIGNS if (found := format_of(template, ()))} == SIGNS
-    assert format_of("", MARKS) is CHANNELS
-    assert format_of("", ["<|python_tag|>"]) is FORMAT["bare JSON"]
+    for template, vocabulary, expected in SIGNS:
+        assert format_of(template, vocabulary) is expected
     for unread in (
         "<tool_call>{name}\n<arg_key>",
         "<|tool_call_start|>[",
@@ -222,10 +233,10 @@ def test_a_format_is_recognised_and_a_prompt_may_open_thoughts() -> None:
     assert form_of("{{ messages }}", ["<|end|>"], "hello", {}) is None
     assert thoughts_of("{{ messages }}") is None
     template = "{{ '<think>' }}"
-    for prompt, expected in (("a<think>\n", True), ("a<think>\n\n</think>\n\n", False), ("a", False)):
+    for prompt, is_open in (("a<think>\n", True), ("a<think>\n\n</think>\n\n", False), ("a", False)):
         found = form_of(template, (), prompt, {})
         assert found is not None
-        assert found.is_thinking is expected
+        assert found.is_thinking is is_open
 
 
 @pytest.mark.parametrize(
@@ -236,7 +247,7 @@ def test_texts_get_the_type_of_their_schema(text: str, schema: Any, expected: An
 
 
 WORDS = [
-    *{mark for each in FORMATS for mark in (*each.marks, *each.others)},
+    *{mark for each in FORMAT.values() for mark in (*each.marks, *each.others)},
     *("<think>", "</think>", "<function=f>", "</function>", "<parameter=a>", "</parameter>", "é", "<", "x"),
     *("[f(a=1)]", "[ARGS]"),
     *('{"name": "get_current_weather", "arguments": ', '{"name": "f", "parameters": {', " ", "\n", "\\"),

@@ -117,7 +117,7 @@ def samplings(ends: tuple[int, ...]) -> dict[str, Sampling]:
     assert THINKING is not None
     for is_required in (True, False):
         wanted = Wanted(tools=(NOTE,), is_required=is_required, is_single=True)
-        reply = bound_reply(FORM, wanted, MARKS, "<tool_call>", may_think=False)
+        reply = bound_reply(FORM, wanted, MARKS, may_think=False)
         grammar = Grammar(kind="reply", text=reply.text, ends=ends, marks=reply.marks)
         bias = () if is_required else ((MARKS["<tool_call>"], 18.0),)
         found["call" if is_required else "call in a text"] = Sampling(

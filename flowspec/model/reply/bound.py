@@ -11,15 +11,16 @@ that the schemas allow, or as such a text.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, rule_of
-from flowspec.model.reply.call_shape import Rules, arguments_of, check_sizes, json_arguments
-from flowspec.model.reply.channels import CHANNEL, CONSTRAIN, END, FINAL, MESSAGE, START
-from flowspec.model.reply.form import ReplyForm
+from flowspec.model.reply.arguments import arguments_of
+from flowspec.model.reply.channels import CHANNEL, END, MESSAGE, START
+from flowspec.model.reply.form import CHANNELS, CallFormat, ReplyForm
 from flowspec.model.reply.parts import Tool
+from flowspec.model.reply.rules import Rules, sequence
 
 _SPACE = r"/[ \n]{0,4}/"
 """Before thoughts (GLM), and between them and what follows, if that is no text."""
@@ -36,6 +37,11 @@ class Wanted:
     is_single: bool = False
     answer: tuple[str, str] | None = None
 
+    @property
+    def is_free(self) -> bool:
+        """Whether the reply may be any text."""
+        return not self.is_required and self.answer is None
+
 
 @dataclass(frozen=True, slots=True)
 class BoundReply:
@@ -45,28 +51,23 @@ class BoundReply:
     marks: tuple[int, ...]
 
 
-def bound_reply(
-    form: ReplyForm, wanted: Wanted, tokens: Mapping[str, int], template: str, *, may_think: bool
-) -> BoundReply:
+def bound_reply(form: ReplyForm, wanted: Wanted, tokens: Mapping[str, int], *, may_think: bool) -> BoundReply:
     """What binds a reply of this form. `tokens` are the special tokens by their names. `may_think`: it may
     begin with thoughts, if the model has any. Raises `InputError` for what cannot be obeyed."""
-    check_sizes(wanted.tools)
     rules = Rules(tokens, form.marks)
     if form.is_in_channels:
-        start = _in_channels(rules, form, wanted, tokens)
+        start = _in_channels(rules, wanted)
     else:
-        known = {each for each in form.marks if each in tokens or each in template}
-        is_free = not wanted.is_required and wanted.answer is None
-        thoughts = _thoughts(rules, form, may_think=may_think, space="" if is_free else _SPACE)
-        start = f"{thoughts} {_behind_thoughts(rules, form, wanted, known)}".strip()
+        start = sequence(
+            _thoughts(rules, form, wanted, may_think=may_think), _behind_thoughts(rules, form, wanted)
+        )
     return BoundReply(rules.grammar(start), rules.marks)
 
 
 def bound_text(form: ReplyForm, kind: str, text: str, tokens: Mapping[str, int]) -> BoundReply:
     """A reply of this form, without calls, of which the text is one that a grammar allows: in the final
     channel, or behind thoughts, if there are any. Raises `InputError` for what cannot be obeyed."""
-    wanted = Wanted(answer=(kind, text))
-    return bound_reply(replace(form, calls=None), wanted, tokens, "", may_think=True)
+    return bound_reply(replace(form, calls=None), Wanted(answer=(kind, text)), tokens, may_think=True)
 
 
 def may_think_first(form: ReplyForm, kind: str, text: str, *, may_think: bool) -> bool:
@@ -94,76 +95,66 @@ def _text_of(rules: Rules, form: ReplyForm, kind: str, text: str) -> str:
     if kind != "regex" or form.thoughts is None:
         return rules.rule(found)
     begin = re.escape(form.thoughts.begin)
-    return rules.text((), first=rf"{found} & ~/([\s\x1c-\x1f]|{begin})(?s:.*)/")
+    return rules.text(first=rf"{found} & ~/([\s\x1c-\x1f]|{begin})(?s:.*)/")
 
 
-def _thoughts(rules: Rules, form: ReplyForm, *, may_think: bool, space: str) -> str:
+def _thoughts(rules: Rules, form: ReplyForm, wanted: Wanted, *, may_think: bool) -> str:
     thoughts = form.thoughts
     if thoughts is None or not (form.is_thinking or may_think):
         return ""
-    rest = f"{rules.text_up_to(thoughts.end, [thoughts.end])} {space}".rstrip()
+    space = "" if wanted.is_free else _SPACE
+    rest = sequence(rules.text_up_to(thoughts.end, [thoughts.end]), space)
     return rest if form.is_thinking else f"({rules.behind(_SPACE, thoughts.begin)} {rest})?"
 
 
-def _behind_thoughts(rules: Rules, form: ReplyForm, wanted: Wanted, known: Collection[str]) -> str:
-    if form.calls is None:
+def _behind_thoughts(rules: Rules, form: ReplyForm, wanted: Wanted) -> str:
+    calls = form.calls
+    if calls is None:
         assert wanted.answer is not None
         return _text_of(rules, form, *wanted.answer)
-    shape, is_bare = form.calls.shape(known), form.calls.is_bare
-    call, mark = shape.call(rules, wanted.tools), rules.spelled(shape.mark)
-    between = rules.spelled(shape.between)
-    if shape.is_each:
-        block = call
-        more = f"({between} {mark} {call})*"
-    else:
-        more = "" if wanted.is_single else f"({between} {call})*"
-        block = f"{rules.spelled(*shape.opening)} {call} {more} {rules.spelled(shape.closing)}".strip()
-        more = ""
-    calls = f"{'' if is_bare else mark} {block} {'' if wanted.is_single else more}".strip()
-    if wanted.is_required:
-        return calls
-    if wanted.answer is not None:
-        if is_bare:
+    call, mark = _call(rules, calls, wanted.tools), calls.marks[0]
+    is_one = wanted.is_single or (wanted.is_free and mark in calls.between)  # more have marks of their own
+    more = "" if is_one else f"({rules.spelled(calls.between)} {call})*"
+    block = sequence(rules.spelled(*calls.opening), call, more, rules.spelled(calls.closing))
+    if not wanted.is_free:
+        block = sequence("" if calls.is_bare else rules.spelled(mark), block)
+        if wanted.is_required or wanted.answer is None:
+            return block
+        if calls.is_bare:
             raise InputError(
                 "this model writes calls as JSON without a mark, as which an answer in JSON may begin"
             )
-        return f"({calls} | {rules.rule(rule_of(*wanted.answer))})"
-    without = [*form.calls.marks, *(() if form.thoughts is None else (form.thoughts.begin,))]
-    first = _NO_OBJECT if is_bare else ""
-    head, text = rules.text_up_to(shape.mark, without, first=first), rules.text(without, first=first)
-    if is_bare:
+        return f"({block} | {rules.rule(rule_of(*wanted.answer))})"
+    without = [*calls.marks, *(() if form.thoughts is None else (form.thoughts.begin,))]
+    first = _NO_OBJECT if calls.is_bare else ""
+    head, text = rules.text_up_to(mark, without, first=first), rules.text(without, first=first)
+    if calls.is_bare:
         return f"({_SPACE} {block} | {head} {block} | {text})"
-    if wanted.is_single or shape.is_last:
+    if wanted.is_single or calls.is_last:
         return f"({head} {block} | {text})"
     return f"({head} {block})* {text}"
 
 
-# ----------------------------------------------------------------------------------------------- channels
+def _call(rules: Rules, calls: CallFormat, tools: Sequence[Tool]) -> str:
+    """A call of one of these, without the mark before it."""
+    ways = []
+    for name, arguments in arguments_of(rules, tools, calls.arguments).items():
+        begin = [each.replace("{name}", name) if isinstance(each, str) else each for each in calls.begin]
+        ways.append(sequence(rules.spelled(*begin), arguments, rules.spelled(calls.end)))
+    return rules.rule(*ways)
 
 
-def _in_channels(rules: Rules, form: ReplyForm, wanted: Wanted, tokens: Collection[str]) -> str:
+def _in_channels(rules: Rules, wanted: Wanted) -> str:
     """Messages that are thoughts, and last a call or the text; where one has to be called no other text may
     come first."""
-    begun, ended = rules.spelled(f"{END}{START}assistant"), rules.text(())
+    text = rules.text()
 
-    def message(header: str, body: str) -> str:
-        return f"{rules.spelled(CHANNEL + header + MESSAGE)} {body}"
+    def message(channel: str, body: str) -> str:
+        return sequence(rules.spelled(f"{CHANNEL}{channel}{MESSAGE}"), body)
 
-    thought = f"{message('analysis', ended)} {begun}"
-    if not wanted.is_required and wanted.answer is None:
-        thought = f"{thought} | {message('commentary', ended)} {begun}"
-    last = []
-    if wanted.tools:
-        last.append(_channel_calls(rules, wanted.tools, tokens))
+    before = [message("analysis", text), *([message("commentary", text)] if wanted.is_free else [])]
+    last = [_call(rules, CHANNELS, wanted.tools)] if wanted.tools else []
     if not wanted.is_required:
-        last.append(message(FINAL, ended if wanted.answer is None else rules.rule(rule_of(*wanted.answer))))
-    return f"({thought})* ({' | '.join(last)})"
-
-
-def _channel_calls(rules: Rules, tools: Sequence[Tool], tokens: Collection[str]) -> str:
-    form = f"{CONSTRAIN}json" if CONSTRAIN in tokens else "json"
-    found = []
-    for tool in tools:
-        begin = rules.spelled(f"{CHANNEL}commentary to=functions.{tool.name} {form}{MESSAGE}")
-        found.append(f"{begin} {arguments_of(rules, tool, json_arguments)}")
-    return rules.one_of(found)
+        last.append(message("final", text if wanted.answer is None else rules.rule(rule_of(*wanted.answer))))
+    begun = rules.spelled(f"{END}{START}assistant")
+    return f"(({' | '.join(before)}) {begun})* ({' | '.join(last)})"

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 
-from flowspec.model.reply.parts import Part
+from flowspec.model.reply.parts import Kind, Part
 
 START, CHANNEL, MESSAGE, END = MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 """Before whose turn it is, before a channel's name, before a message, and behind it."""
-FINAL = "final"
 CONSTRAIN = "<|constrain|>"
 """In a header, before the form that a message has."""
 _TO = re.compile(r"to=(\S+)")
@@ -22,82 +21,73 @@ _FUNCTIONS = "functions."
 
 
 class ChannelReader:
-    """A `PartReader`. Messages to functions are calls if `has_calls`, else they are left out, as messages are
-    without a channel. What comes before the first mark is text, as in a reply without channels, unless it
-    says whom the first message is for."""
+    """Tells the parts of a reply in channels apart. Messages to functions are calls if `has_calls`, else they
+    are left out, as messages are without a channel. What comes before the first mark is text, as in a reply
+    without channels, unless it says whom the first message is for."""
 
     def __init__(self, *, has_calls: bool) -> None:
         self._has_calls = has_calls
-        self._header: list[str] | None = None
+        self._begun: str | None = ""
+        """At the reply's beginning: what may be whom the first message is for; None behind it."""
+        self._header: str | None = None
         """What is said of the message that begins; None within one."""
-        self._named = 0
-        """From where in it the channel is named; 0: it is not."""
-        self._kind: str | None = "content"
-        self._opening: str | None = ""
-        """At a reply's beginning: what may be whom the first message is for; None behind it."""
-        self.is_thinking = False
+        self._kind: Kind | None = "content"
+        """What the message is; None for one that is left out."""
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what comes next is a thought, as far as is known."""
+        return self._kind == "thought"
 
     def push(self, text: str, *, is_mark: bool = False) -> list[Part]:
+        """Takes more text, or the name of a special token, which is a mark; returns what is known now."""
         if is_mark:
             return self._mark(text)
         if self._header is not None:
-            self._header.append(text)
+            self._header += text
             return []
-        if not text or self._kind is None:
-            return []
-        if self._opening is not None:
-            text, self._opening = self._opening + text, None
+        if self._begun is not None:
+            text, self._begun = self._begun + text, None
             if text.startswith(_RECIPIENT) or _RECIPIENT.startswith(text):
-                self._opening = text
+                self._begun = text
                 return []
-        if self._kind == "call":
-            return [Part("arguments", text)]
-        return [Part("thought" if self._kind == "thought" else "content", text)]
+        return [Part(self._kind, text)] if text and self._kind is not None else []
 
     def finish(self) -> list[Part]:
-        return [*self._opened(), *self._end()]
-
-    def _opened(self) -> list[Part]:
-        """What was held of the beginning, which is text."""
-        held, self._opening = self._opening, None
-        return [Part("content", held)] if held else []
+        """At the reply's end: what was held back."""
+        return self._end_message()
 
     def _mark(self, mark: str) -> list[Part]:
         if mark == CONSTRAIN:
             if self._header is not None:
-                self._header.append(" ")
+                self._header += " "
             return []
-        if mark == CHANNEL and self._opening:
-            self._header, self._opening = [self._opening], None
-        if opened := self._opened():
-            return [*opened, *self._mark(mark)]
-        ended, header = self._end(), self._header or []
+        if mark == CHANNEL and self._begun:
+            self._header, self._begun = self._begun, None
+        header, ended = self._header or "", self._end_message()
         if mark == MESSAGE:
-            channel = header[self._named :] if self._named else []
-            return [*ended, *self._begin("".join(header), "".join(channel))]
-        self._header, self._named = None if mark == END else [], 0
-        if mark == CHANNEL:
-            self._header = [*header, " "]
-            self._named = len(self._header)
+            self._header = None
+            return [*ended, *self._begin_message(header)]
+        self._header = {START: "", CHANNEL: f"{header} {CHANNEL} "}.get(mark)
         return ended
 
-    def _begin(self, header: str, channel: str) -> list[Part]:
+    def _begin_message(self, header: str) -> list[Part]:
         """A message begins, of which the header says whom it is for."""
-        name = channel.split()[:1]
-        self._header = None
+        _, is_named, channel = header.rpartition(CHANNEL)
+        name = channel.split()[:1] if is_named else []
         to = _TO.search(header)
         if to is not None and to[1].startswith(_FUNCTIONS) and name:
-            self._kind = "call" if self._has_calls else None
+            self._kind = "arguments" if self._has_calls else None
             return [Part("name", to[1].removeprefix(_FUNCTIONS))] if self._has_calls else []
-        self._kind = None
         if name == ["analysis"]:
             self._kind = "thought"
-        elif name == [FINAL] or (name == ["commentary"] and to is None):
+        elif name == ["final"] or (name == ["commentary"] and to is None):
             self._kind = "content"
-        self.is_thinking = self._kind == "thought"
         return []
 
-    def _end(self) -> list[Part]:
-        """The message is over."""
-        was_call, self._kind, self.is_thinking = self._kind == "call", None, False
-        return [Part("end")] if was_call else []
+    def _end_message(self) -> list[Part]:
+        """The message is over, and what was held of the reply's beginning is text."""
+        begun, kind, self._begun, self._kind = self._begun, self._kind, None, None
+        if kind == "arguments":
+            return [Part("end")]
+        return [Part("content", begun)] if begun else []

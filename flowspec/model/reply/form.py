@@ -6,38 +6,41 @@ are those of the families' publishers. This table is the only place that knows t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from flowspec.model.reply.call_shape import CallShape, Maybe, xml_arguments
-from flowspec.model.reply.channels import CONSTRAIN, ChannelReader
+from flowspec.model.reply.arguments import Arguments, json_arguments, xml_arguments
+from flowspec.model.reply.channels import CHANNEL, CONSTRAIN, MESSAGE, ChannelReader
 from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
-from flowspec.model.reply.json_calls import JsonCalls, NamedCalls
-from flowspec.model.reply.parts import CallReader, Part, PartReader, Tool, new_call_id, unfinished
-from flowspec.model.reply.xml_calls import XmlCalls
-
-Tools = Mapping[str, Tool]
+from flowspec.model.reply.json_calls import read_named, read_objects
+from flowspec.model.reply.parts import Incoming, Kind, Part, Reading, Tools, new_call_id
+from flowspec.model.reply.rules import Maybe, Piece
+from flowspec.model.reply.xml_calls import read_xml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
-    """How calls are written.
+    """How calls are written: the first of the `marks`, `opening`, calls with `between` between them, and
+    `closing`; a call is `begin`, in which `{name}` is the tool's, its `arguments`, and `end`.
 
-    `signs`: a template that has one of these texts, or a vocabulary that has one of the `tokens`, is of this
-    format. `marks` begin a call; `read` makes what reads on behind one. `is_bare`: a call may also stand
-    alone, at the beginning of the reply. `others`: texts within calls that may be special tokens. `shape`:
-    how a grammar has them, by which of the marks and others the template or the vocabulary has. `id_chars`: a
-    call's id has so many letters and digits, which the template checks; 0: any.
+    `marks` begin a call; `read` reads on behind one. `others`: texts within calls that may be special tokens.
+    `is_bare`: a call may also stand alone, where the reply begins. `is_last`: nothing may follow, for it
+    might be read as one more call. `id_chars`: a call's id has so many letters and digits, which the template
+    checks; 0: any.
     """
 
-    name: str
-    signs: tuple[str, ...]
-    tokens: tuple[str, ...] = ()
     marks: tuple[str, ...] = ()
-    read: Callable[[str, Tools], CallReader]
-    is_bare: bool = False
     others: tuple[str, ...] = ()
-    shape: Callable[[Collection[str]], CallShape]
+    read: Callable[[Incoming, str, Tools], Reading] = read_objects
+    is_bare: bool = False
+    opening: tuple[Piece, ...] = ()
+    begin: tuple[Piece, ...] = ()
+    arguments: Arguments = json_arguments
+    end: str = ""
+    between: str = ""
+    closing: str = ""
+    is_last: bool = False
     id_chars: int = 0
 
     def new_id(self) -> str:
@@ -45,136 +48,78 @@ class CallFormat:
         return new_call_id(self.id_chars)
 
 
-def _objects(end: str) -> Callable[[str, Tools], CallReader]:
-    return lambda mark, tools: JsonCalls(mark, end)
-
-
-def _no_reader(mark: str, tools: Tools) -> CallReader:
-    raise AssertionError("channels have a reader of their own")
-
-
-def _no_shape(known: Collection[str]) -> CallShape:
-    raise AssertionError("channels have a grammar of their own")
-
-
-def _always(shape: CallShape) -> Callable[[Collection[str]], CallShape]:
-    return lambda known: shape
-
-
-def _json_list(known: Collection[str]) -> CallShape:
-    """Granite's ends with the reply, Phi's with a mark."""
-    end = "<|/tool_call|>"
-    return CallShape(
-        mark=next(each for each in ("<|tool_call|>", "<tool_call>") if each in known),
-        opening=("[",),
-        begin=('{"name": "{name}", "arguments": ',),
-        end="}",
-        between=", ",
-        closing=f"]{end}" if end in known else "]",
-        is_last=end not in known,
-    )
-
-
-def _mistral(known: Collection[str]) -> CallShape:
-    """A list up to tokenizer version 7, then names with arguments, first with ids between them."""
-    if "[ARGS]" not in known:
-        return CallShape(
-            mark="[TOOL_CALLS]",
-            opening=(Maybe(" "), "["),
-            begin=('{"name": "{name}", "arguments": ',),
-            end="}",
-            between=", ",
-            closing="]",
-            is_last=True,
-        )
-    with_id = (Maybe("[CALL_ID]", "[a-zA-Z0-9]{9}"),) if "[CALL_ID]" in known else ()
-    return CallShape(
-        mark="[TOOL_CALLS]",
-        begin=("{name}", *with_id, "[ARGS]"),
-        end="",
-        is_each=True,
-    )
-
-
 CHANNELS = CallFormat(
-    name="channels",
-    signs=(),
-    read=_no_reader,
-    shape=_no_shape,
+    marks=(*CHANNEL_MARKS, CONSTRAIN),
+    begin=(f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",),
 )
-"""GPT-OSS; recognised by the marks of `model/reply/channels.py`."""
-FORMATS = (
-    CallFormat(  # Qwen3-Coder, Qwen3.5
-        name="XML",
-        signs=("<function=",),
-        marks=("<tool_call>", "<function="),
-        read=XmlCalls,
-        others=("</tool_call>",),
-        shape=_always(
-            CallShape(
-                mark="<tool_call>",
-                begin=("\n<function={name}>\n",),
-                arguments=xml_arguments,
-                end="</function>\n</tool_call>",
-                between="\n",
-                is_each=True,
-            )
-        ),
-    ),
-    CallFormat(  # Granite 3, Phi-4-mini
-        name="JSON list",
-        signs=("<|tool_call|>",),
-        marks=("<|tool_call|>", "<tool_call>"),
-        read=_objects("<|/tool_call|>"),
-        others=("<|/tool_call|>",),
-        shape=_json_list,
-    ),
-    CallFormat(  # Mistral, since tokenizer version 3
-        name="Mistral",
-        signs=("[TOOL_CALLS]",),
-        marks=("[TOOL_CALLS]",),
-        read=lambda mark, tools: NamedCalls(mark),
-        others=("[ARGS]", "[CALL_ID]"),
-        id_chars=9,
-        shape=_mistral,
-    ),
-    CallFormat(  # Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4
-        name="Hermes",
-        signs=("<tool_call>",),
-        marks=("<tool_call>",),
-        read=_objects("</tool_call>"),
-        others=("</tool_call>",),
-        shape=_always(
-            CallShape(
-                mark="<tool_call>",
-                begin=('\n{"name": "{name}", "arguments": ',),
-                end="}\n</tool_call>",
-                between="\n",
-                is_each=True,
-            )
-        ),
-    ),
-    CallFormat(  # Llama 3.1, 3.2 and 3.3
-        name="bare JSON",
-        signs=("<|python_tag|>", '"parameters": dictionary of argument name'),
-        tokens=("<|python_tag|>",),
-        marks=("<|python_tag|>",),
-        read=lambda mark, tools: JsonCalls(mark, names=() if mark else tuple(tools)),
-        is_bare=True,
-        shape=_always(
-            CallShape(
-                mark="<|python_tag|>",
-                begin=('{"name": "{name}", "parameters": ',),
-                end="}",
-                between="; ",
-                is_last=True,
-            )
-        ),
-    ),
+"""GPT-OSS, whose replies `channels.py` reads"""
+XML = CallFormat(
+    marks=("<tool_call>", "<function="),
+    others=("</tool_call>",),
+    read=read_xml,
+    begin=("\n<function={name}>\n",),
+    arguments=xml_arguments,
+    end="</function>\n</tool_call>",
+    between="\n<tool_call>",
 )
-"""In the order in which they are looked for: those with signs that no other has come first."""
-_UNREAD = "<arg_key>"
-"""In templates of GLM-4.5 and later, whose calls stand between Hermes's marks and are no JSON."""
+"""Qwen3-Coder, Qwen3.5"""
+JSON_LIST = CallFormat(
+    marks=("<|tool_call|>", "<tool_call>"),
+    others=("<|/tool_call|>",),
+    read=partial(read_objects, end="<|/tool_call|>"),
+    opening=("[",),
+    begin=('{"name": "{name}", "arguments": ',),
+    end="}",
+    between=", ",
+    closing="]",
+    is_last=True,
+)
+"""Granite 3, whose list ends with the reply"""
+CLOSED_JSON_LIST = replace(JSON_LIST, closing="]<|/tool_call|>", is_last=False)
+"""Phi-4-mini"""
+MISTRAL_LIST = CallFormat(
+    marks=("[TOOL_CALLS]",),
+    others=("[ARGS]", "[CALL_ID]"),
+    read=read_named,
+    opening=(Maybe(" "), "["),
+    begin=('{"name": "{name}", "arguments": ',),
+    end="}",
+    between=", ",
+    closing="]",
+    is_last=True,
+    id_chars=9,
+)
+"""Mistral, tokenizer versions 3 to 7"""
+MISTRAL = replace(
+    MISTRAL_LIST,
+    opening=(),
+    begin=("{name}", "[ARGS]"),
+    end="",
+    between="[TOOL_CALLS]",
+    closing="",
+    is_last=False,
+)
+"""Later ones"""
+MISTRAL_WITH_IDS = replace(MISTRAL, begin=("{name}", Maybe("[CALL_ID]", "/[a-zA-Z0-9]{9}/"), "[ARGS]"))
+"""Those that write ids"""
+HERMES = CallFormat(
+    marks=("<tool_call>",),
+    others=("</tool_call>",),
+    read=partial(read_objects, end="</tool_call>"),
+    begin=('\n{"name": "{name}", "arguments": ',),
+    end="}\n</tool_call>",
+    between="\n<tool_call>",
+)
+"""Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4"""
+BARE_JSON = CallFormat(
+    marks=("<|python_tag|>",),
+    is_bare=True,
+    begin=('{"name": "{name}", "parameters": ',),
+    end="}",
+    between="; ",
+    is_last=True,
+)
+"""Llama 3.1, 3.2 and 3.3"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +160,13 @@ class ReplyForm:
     def marks(self) -> tuple[str, ...]:
         """The texts that have to be seen, also where they are special tokens."""
         if self.is_in_channels:
-            return (*CHANNEL_MARKS, CONSTRAIN)
-        thoughts = () if self.thoughts is None else (_first_token(self.thoughts.begin), self.thoughts.end)
-        return (*thoughts, *(() if self.calls is None else (*self.calls.marks, *self.calls.others)))
+            return CHANNELS.marks
+        found: tuple[str, ...] = ()
+        if self.thoughts is not None:  # of Gemma's beginning only a part is a token
+            found = (self.thoughts.begin.removesuffix("thought"), self.thoughts.end)
+        return found if self.calls is None else (*found, *self.calls.marks, *self.calls.others)
 
-    def reader(self) -> PartReader:
+    def reader(self) -> TagReader | ChannelReader:
         """What reads one reply."""
         if self.is_in_channels:
             return ChannelReader(has_calls=self.calls is not None)
@@ -227,7 +174,7 @@ class ReplyForm:
 
 
 class TagReader:
-    """A `PartReader` of thoughts, text and calls between tags.
+    """Tells thoughts, text and calls between tags apart, however the text is cut.
 
     The space around thoughts and behind calls is none of the text. No part of a mark is handed on before it
     is known to be none.
@@ -235,131 +182,89 @@ class TagReader:
 
     def __init__(self, form: ReplyForm) -> None:
         self._form = form
-        self._marks = () if form.calls is None else form.calls.marks
-        self._thoughts = form.thoughts
-        """Those with which the reply may still begin."""
-        self._text = ""
-        self._call: CallReader | None = None
-        self._is_stripped = False
-        """The text's beginning is behind a thought or a call."""
+        self._reply = Incoming()
+        self._reading = self._read()
         self.is_thinking = form.thoughts is not None and form.is_thinking
-        self._has_begun = False
-        self._state = self._thought if self.is_thinking else self._begin
-        self._out: list[Part] = []
+        """Whether what comes next is a thought, as far as is known."""
 
     def push(self, text: str, *, is_mark: bool = False) -> list[Part]:
-        self._text += text
-        while self._text and self._state():
-            pass
-        out, self._out = self._out, []
-        return out
+        """Takes more text, or the name of a special token, which is a mark; returns what is known now."""
+        self._reply.text += text
+        next(self._reading, None)
+        found, self._reply.parts = self._reply.parts, []
+        return found
 
     def finish(self) -> list[Part]:
-        if self._call is not None:
-            found = self._call.finish()
-            self._out += [part for part in found if part.kind != "content" or not self._form.is_bound]
-        elif self.is_thinking:
-            self._say("thought", self._text.rstrip())
-        else:
-            text = self._text.lstrip() if self._is_stripped else self._text
-            self._say("content", text[: len(text) - self._begun_mark(text)])
-        self._text, self._call = "", None
-        out, self._out = self._out, []
-        return out
+        """At the reply's end: what was held back."""
+        self._reply.is_over = True
+        return self.push("")
 
-    def _begun_mark(self, text: str) -> int:
-        """How many characters at the end of a reply are the beginning of a mark, and no text: what is bound
-        would have gone on with it."""
-        if not self._form.is_bound:
-            return 0
-        thoughts = self._thoughts if self._state == self._begin else None
-        return unfinished(text, (*self._marks, *(() if thoughts is None else (thoughts.begin,))))
+    def _read(self) -> Iterator[None]:
+        form, reply, calls, thoughts = self._form, self._reply, self._form.calls, self._form.thoughts
+        marks = () if calls is None else calls.marks
+        bare = ("{",) if calls is not None and calls.is_bare else ()
+        begin, is_behind = "", self.is_thinking
+        if not self.is_thinking:
+            begin = yield from self._beginning(bare if thoughts is None else (thoughts.begin, *bare))
+        if thoughts is not None and (self.is_thinking or begin == thoughts.begin):
+            reply.text = reply.text.lstrip()[len(begin) :]
+            self.is_thinking = is_behind = True
+            yield from self._hand_on("thought", (thoughts.end,), is_behind=True)
+            self.is_thinking = False
+            begin = yield from self._beginning(bare)
+        mark, is_call = "", begin in bare
+        while True:
+            if not is_call:
+                if form.is_either and not (yield from self._beginning(marks)):
+                    marks = ()
+                mark = yield from self._hand_on("content", marks, is_behind=is_behind)
+            if calls is None or not (mark or is_call):
+                return
+            no_call = yield from calls.read(reply, mark, form.tools)
+            if not (form.is_bound and reply.is_over):
+                reply.say("content", no_call)
+            is_call, is_behind = False, not no_call
 
-    # Each state takes of the text what it can, and returns whether there is more to do.
+    def _beginning(self, texts: Sequence[str]) -> Reading:
+        """With which of these texts the reply goes on, but for space; empty: with none."""
+        reply = self._reply
+        while True:
+            text = reply.text.lstrip()
+            found = next((each for each in texts if text.startswith(each)), "")
+            if found or not any(each.startswith(text) for each in texts):
+                return found
+            if reply.is_over:
+                if self._form.is_bound:  # it would have gone on with it
+                    reply.text = reply.text.removesuffix(text)
+                return ""
+            yield
 
-    def _begin(self) -> bool:
-        """At the reply's beginning, where it may think, and behind thoughts; at both places it may call a
-        tool without a mark."""
-        thoughts = self._thoughts
-        text = self._text.lstrip()
-        if not text and (thoughts is not None or self._is_bare):
-            return False
-        if thoughts is not None and text.startswith(thoughts.begin):
-            self._text = text[len(thoughts.begin) :]
-            self.is_thinking, self._state = True, self._thought
-            return True
-        if thoughts is not None and thoughts.begin.startswith(text):
-            return False
-        if self._is_bare and text.startswith("{"):
-            return self._open("")
-        self._state = self._content
-        return True
+    def _hand_on(self, kind: Kind, marks: Sequence[str], *, is_behind: bool) -> Reading:
+        """Hands text on up to one of the marks, which is returned; empty: the reply has none. Text that
+        `is_behind` thoughts or a call has no space before it."""
+        reply = self._reply
+        while True:
+            if is_behind:
+                reply.text = reply.text.lstrip()
+            places = [(at, mark) for mark in marks if (at := reply.text.find(mark)) >= 0]
+            at, mark = min(places, default=(len(reply.text) - _unfinished(reply.text, marks), ""))
+            if reply.is_over and not mark and not (kind == "content" and self._form.is_bound):
+                at = len(reply.text)
+            text = reply.text[:at]
+            if kind == "thought":
+                text = text.rstrip()
+            reply.say(kind, text)
+            reply.take(at + len(mark) if mark else len(text))
+            is_behind = is_behind and not text
+            if mark or reply.is_over:
+                return mark
+            yield
 
-    @property
-    def _is_bare(self) -> bool:
-        return self._form.calls is not None and self._form.calls.is_bare
 
-    def _thought(self) -> bool:
-        thoughts = self._form.thoughts
-        assert thoughts is not None
-        at = self._text.find(thoughts.end)
-        if at >= 0:
-            self._say("thought", self._text[:at].rstrip())
-            self._text = self._text[at + len(thoughts.end) :]
-            self.is_thinking, self._is_stripped, self._has_begun = False, True, False
-            self._state, self._thoughts = self._begin, None
-            return True
-        keep = unfinished(self._text, (thoughts.end,))
-        sure = len(self._text[: len(self._text) - keep].rstrip())
-        self._say("thought", self._text[:sure])
-        self._text = self._text[sure:]
-        return False
-
-    def _content(self) -> bool:
-        if self._is_stripped:
-            self._text = self._text.lstrip()
-            if not self._text:
-                return False
-        if self._form.is_either and not any(
-            self._text.startswith(mark) or mark.startswith(self._text) for mark in self._marks
-        ):
-            self._marks = ()
-        places = [(at, mark) for mark in self._marks if (at := self._text.find(mark)) >= 0]
-        if places:
-            at, mark = min(places)
-            self._say("content", self._text[:at])
-            self._text = self._text[at + len(mark) :]
-            return self._open(mark)
-        sure = len(self._text) - unfinished(self._text, self._marks)
-        self._say("content", self._text[:sure])
-        self._is_stripped &= not sure
-        self._text = self._text[sure:]
-        return False
-
-    def _open(self, mark: str) -> bool:
-        assert self._form.calls is not None
-        self._call = self._form.calls.read(mark, self._form.tools)
-        self._state = self._in_call
-        return True
-
-    def _in_call(self) -> bool:
-        assert self._call is not None
-        text, self._text = self._text, ""
-        parts, rest = self._call.push(text)
-        self._out += parts
-        if rest is None:
-            return False
-        self._call, self._text, self._state = None, rest, self._content
-        is_call = not parts or parts[-1].kind != "content"
-        self._is_stripped = is_call
-        return True
-
-    def _say(self, kind: str, text: str) -> None:
-        if kind == "thought" and not self._has_begun:
-            text = text.lstrip()
-        if text:
-            self._has_begun = True
-            self._out.append(Part("thought" if kind == "thought" else "content", text))
+def _unfinished(text: str, marks: Sequence[str]) -> int:
+    """How many characters at the end of a text may be the beginning of a mark."""
+    sizes = range(min(len(text), max(map(len, marks), default=0)), 0, -1)
+    return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in marks)), 0)
 
 
 def is_in_channels(vocabulary: Collection[str]) -> bool:
@@ -369,13 +274,24 @@ def is_in_channels(vocabulary: Collection[str]) -> bool:
 
 def format_of(template: str, vocabulary: Collection[str]) -> CallFormat | None:
     """How a model with this chat template and these special tokens writes calls; None: that is not known."""
+
+    def is_known(text: str) -> bool:
+        return text in template or text in vocabulary
+
     if is_in_channels(vocabulary):
         return CHANNELS
-    if _UNREAD in template:
+    if "<arg_key>" in template:  # GLM-4.5 and later, whose calls stand between Hermes's marks and are no JSON
         return None
-    for found in FORMATS:
-        if any(sign in template for sign in found.signs) or any(each in vocabulary for each in found.tokens):
-            return found
+    if "<function=" in template:
+        return XML
+    if "<|tool_call|>" in template:
+        return CLOSED_JSON_LIST if is_known("<|/tool_call|>") else JSON_LIST
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL_WITH_IDS if is_known("[CALL_ID]") else MISTRAL if is_known("[ARGS]") else MISTRAL_LIST
+    if "<tool_call>" in template:
+        return HERMES
+    if is_known("<|python_tag|>") or '"parameters": dictionary of argument name' in template:
+        return BARE_JSON
     return None
 
 
@@ -408,8 +324,3 @@ def form_of(
         is_single=is_single,
         is_in_channels=has_channels,
     )
-
-
-def _first_token(text: str) -> str:
-    """Of a mark that goes on behind a special token, that."""
-    return text[: text.index(">") + 1] if text.startswith("<|") else text

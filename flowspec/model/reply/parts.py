@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 Kind = Literal["content", "thought", "name", "arguments", "end"]
 
@@ -19,27 +19,36 @@ class Part(NamedTuple):
     text: str = ""
 
 
-class PartReader(Protocol):
-    """Tells parts apart, however the text is cut."""
+@dataclass(slots=True)
+class Incoming:
+    """A reply while it comes: the `text` that was not read yet, and the `parts` that were read of it and not
+    handed on yet. Nothing more comes where it `is_over`.
 
-    is_thinking: bool
-    """Whether what comes next is a thought, as far as is known."""
+    It is read by generators, which yield where they need more text.
+    """
 
-    def push(self, text: str, *, is_mark: bool = False) -> list[Part]:
-        """Takes more text, or the name of a special token, which is a mark; returns what is known now."""
+    text: str = ""
+    parts: list[Part] = field(default_factory=list)
+    is_over: bool = False
 
-    def finish(self) -> list[Part]:
-        """At the reply's end: what was held back."""
+    def take(self, count: int | None = None) -> str:
+        """So many characters of the text, or all, which then were read."""
+        taken = self.text[:count]
+        self.text = self.text[len(taken) :]
+        return taken
+
+    def say(self, kind: Kind, text: str = "") -> None:
+        """Adds a part, unless it lacks the text that it is about."""
+        if text or kind == "end":
+            self.parts.append(Part(kind, text))
+
+    def say_call(self, name: str, arguments: str) -> None:
+        """Adds a whole call."""
+        self.parts += [Part("name", name), Part("arguments", arguments), Part("end")]
 
 
-class CallReader(Protocol):
-    """Reads what follows the mark of a call; one reader for each mark."""
-
-    def push(self, text: str) -> tuple[list[Part], str | None]:
-        """Takes more text; returns what is known now, and at the end what is left of the text behind it."""
-
-    def finish(self) -> list[Part]:
-        """The reply has ended within: what was held back."""
+Reading = Generator[None, None, str]
+"""Reads what follows the mark of a call, up to its end, and returns what is no call of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +70,10 @@ class Tool:
                 "parameters": dict(self.parameters),
             },
         }
+
+
+Tools = Mapping[str, Tool]
+"""By their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +106,3 @@ def calls_in(parts: Sequence[Part]) -> list[ToolCall]:
         elif part.kind == "arguments":
             found[-1][1].append(part.text)
     return [ToolCall(name, "".join(arguments)) for name, arguments in found]
-
-
-def unfinished(text: str, marks: tuple[str, ...]) -> int:
-    """How many characters at the end of a text may be the beginning of a mark."""
-    longest = max((len(mark) for mark in marks), default=0)
-    for size in range(min(len(text), longest - 1), 0, -1):
-        if any(mark.startswith(text[-size:]) for mark in marks):
-            return size
-    return 0

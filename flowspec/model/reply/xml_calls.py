@@ -1,142 +1,109 @@
 """Calls as XML: `<function=f><parameter=city>Tokyo</parameter></function>`, each tag on a line of its own,
-which are read once they are whole: from a mark to the text that ends them."""
+which are handed on once all of them are whole, up to the text that ends them."""
 
 from __future__ import annotations
 
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
-from flowspec.model.reply.parts import Part, Tool, whole_characters
+from flowspec.model.reply.parts import Incoming, Reading, Tool, Tools, whole_characters
 from flowspec.plain_json import read_json
 
-Tools = Mapping[str, Tool]
-END = "</tool_call>"
-_DECODER = json.JSONDecoder()
-_SPACE = re.compile(r"\s*")
-_ENDS_MAX = 256
-"""So many ends may be within values; each is a reason to read the block again."""
+_END = re.compile("</tool_call>")
+_FUNCTION = re.compile("<function=([^<>]{0,999})>|</tool_call>")
+_PARAMETER = re.compile("<parameter=([^<>]{0,999})>|(</function>)|</tool_call>")
+_CLOSE = re.compile("</parameter>")
+_TAG_CHARS = 1024
+"""No tag is as long."""
+_CLOSES_MAX = 256
+"""So many tags that close a value may be within one, each of which is a reason to read it again."""
+Found = Generator[None, None, re.Match[str] | None]
 
 
-class UnfinishedError(ValueError):
-    """The text ends within a value, of which there may be more."""
+def read_xml(reply: Incoming, mark: str, tools: Tools) -> Reading:
+    """Reads functions behind a `mark`. Of those that lack their end the model's turn ended instead; where one
+    cannot be read all of them are no calls."""
+    if mark != "<tool_call>":  # but a function's tag, before which the model has left out the mark
+        mark, reply.text = "", mark + reply.text
+    calls: list[tuple[str, str]] = []
+    is_whole, at = True, 0
+    tag = yield from _find(_FUNCTION, reply, at)
+    while tag is not None and (name := _name(tag, at)):
+        arguments, at = yield from _arguments(reply, tag.end(), tools.get(name))
+        is_whole &= arguments is not None
+        calls.append((name, whole_characters(json.dumps(arguments, ensure_ascii=False))))
+        tag = yield from _find(_FUNCTION, reply, at)
+    end = yield from _find(_END, reply, at)
+    is_whole &= not reply.text[at : None if end is None else end.start()].strip()
+    block = reply.take(None if end is None else end.end())
+    if not calls or not is_whole:
+        return mark + block
+    for call in calls:
+        reply.say_call(*call)
+    return ""
 
 
-class XmlCalls:
-    """A `CallReader` from a `mark` to `END`, but for an end within a value. Calls that cannot be read are
-    content; those that lack their end are calls: the model's turn ended instead."""
+def _find(tag: re.Pattern[str], reply: Incoming, at: int) -> Found:
+    """The next such tag behind `at`; None: none comes any more."""
+    while (found := tag.search(reply.text, at)) is None and not reply.is_over:
+        at = max(at, len(reply.text) - _TAG_CHARS)
+        yield
+    return found
 
-    def __init__(self, mark: str, tools: Tools) -> None:
-        self._mark = mark
-        self._begin = "" if mark == "<tool_call>" else mark
-        """The tag of a function, before which the model has left out the mark."""
-        self._tools = tools
-        self._pieces: list[str] = []
-        self._seam = ""
-        """What the end may have begun in."""
-        self._ends = 0
 
-    def push(self, text: str) -> tuple[list[Part], str | None]:
-        seam = self._seam + text
-        self._pieces.append(text)
-        at = seam.find(END)
-        while at >= 0:
-            rest = seam[at + len(END) :]
-            whole = "".join(self._pieces)
-            self._ends += 1
-            try:
-                return self._calls(whole[: len(whole) - len(rest) - len(END)], END), rest
-            except UnfinishedError:
-                at = seam.find(END, at + 1)
-        self._seam = seam[max(0, len(seam) - len(END) + 1) :]
-        return [], None
+def _name(tag: re.Match[str], at: int) -> str:
+    """The name in a tag that only space is before, behind `at`; empty for any other tag."""
+    return "" if tag[1] is None or tag.string[at : tag.start()].strip() else tag[1].strip()
 
-    def finish(self) -> list[Part]:
-        return self._calls("".join(self._pieces), "")
 
-    def _calls(self, body: str, end: str) -> list[Part]:
-        """Raises `UnfinishedError` for an `end` within a value."""
+def _arguments(
+    reply: Incoming, at: int, tool: Tool | None
+) -> Generator[None, None, tuple[dict[str, Any] | None, int]]:
+    """The arguments of a function, None where they cannot be read, and up to where they were."""
+    schemas = None if tool is None else tool.parameters.get("properties")
+    arguments = {}
+    tag = yield from _find(_PARAMETER, reply, at)
+    while tag is not None and (name := _name(tag, at)):
+        schema = schemas.get(name) if isinstance(schemas, Mapping) else None
+        close = yield from _value_end(reply, tag.end(), types_of(schema))
+        if close is None:
+            return None, len(reply.text)
+        value = reply.text[tag.end() : close.start()]
+        value = value[value.startswith("\n") : len(value) - value.endswith("\n")]
+        arguments[name] = typed(value, schema)
+        at = close.end()
+        tag = yield from _find(_PARAMETER, reply, at)
+    if tag is None or tag[2] is None:
+        return None, at
+    return arguments, tag.end()
+
+
+def _value_end(reply: Incoming, at: int, kinds: Collection[str]) -> Found:
+    """The tag that closes the value that begins there: the first one, or where the value is JSON and no text
+    the first that is in none of its texts."""
+    first = found = yield from _find(_CLOSE, reply, at)
+    if "string" in kinds:
+        return found
+    for _ in range(_CLOSES_MAX):
+        if found is None:
+            return None
         try:
-            calls = [
-                (name, whole_characters(json.dumps(arguments, ensure_ascii=False)))
-                for name, arguments in xml_calls(self._begin + body, self._tools)
-            ]
-        except ValueError as error:
-            if end and isinstance(error, UnfinishedError) and self._ends < _ENDS_MAX:
-                raise
-            calls = []
-        if not calls:
-            return [Part("content", self._mark + body + end)]
-        return [
-            part
-            for name, arguments in calls
-            for part in (Part("name", name), Part("arguments", arguments), Part("end"))
-        ]
-
-
-def xml_calls(body: str, tools: Tools) -> list[tuple[str, dict[str, Any]]]:
-    """Names and arguments of functions; raises `UnfinishedError` where the text ends within a value, and
-    `ValueError` for anything else."""
-    calls = []
-    at = 0
-    while (begin := _open(body, "<function=", at)) is not None:
-        name, at = begin
-        end = body.find("</function>", at)
-        arguments = {}
-        while (parameter := _open(body, "<parameter=", at, end if end >= 0 else None)) is not None:
-            key, at = parameter
-            schema = _schema(tools, name, key)
-            close = _value_end(body, at, "</parameter>", schema)
-            if close < 0:
-                raise UnfinishedError("expected the end of a parameter")
-            end = body.find("</function>", close) if close > end else end  # which the value had in it
-            value = body[at:close]
-            value = value[value.startswith("\n") : len(value) - value.endswith("\n")]
-            arguments[key] = typed(value, schema)
-            at = close + len("</parameter>")
-        if end < 0:
-            raise ValueError("expected the end of a function")
-        at = end + len("</function>")
-        calls.append((name, arguments))
-    if body[at:].strip():
-        raise ValueError("expected nothing behind the functions")
-    return calls
-
-
-def _open(body: str, tag: str, at: int, end: int | None = None) -> tuple[str, int] | None:
-    """The name in the next tag up to `end`, which only space may be before, and where it ends."""
-    begin = body.find(tag, at, end)
-    if begin < 0:
-        return None
-    close = body.find(">", begin)
-    if body[at:begin].strip() or close < 0 or not (name := body[begin + len(tag) : close].strip()):
-        raise ValueError("expected a tag")
-    return name, close + 1
-
-
-def _value_end(body: str, at: int, end: str, schema: Mapping[str, Any] | None) -> int:
-    """Where `end` is behind the value that begins there: the first one, or where the value is JSON and no
-    text the first that is in none of its texts. -1: there is none."""
-    if "string" not in types_of(schema):
-        space = _SPACE.match(body, at)
-        assert space is not None
-        try:
-            _, behind = _DECODER.raw_decode(body, space.end())
+            json.loads(reply.text[at : found.start()])
         except json.JSONDecodeError as error:
-            if error.msg.startswith("Unterminated"):
-                raise UnfinishedError("expected the end of a text") from None
+            if not error.msg.startswith("Unterminated"):
+                return first
         except (ValueError, RecursionError):
-            pass
+            return first
         else:
-            close = body.find(end, behind)
-            if close >= 0 and not body[behind:close].strip():
-                return close
-    return body.find(end, at)
+            return found
+        found = yield from _find(_CLOSE, reply, found.end())
+    return first
 
 
-def typed(text: str, schema: Mapping[str, Any] | None) -> Any:
+def typed(text: str, schema: Any) -> Any:
     """A value that a format has as text, in the type that the tool's schema gives it: the text where that may
     be a string, else what it is as JSON or as Python writes it; the text, too, where it is neither."""
     kinds = types_of(schema)
@@ -158,26 +125,15 @@ def types_of(schema: Any) -> frozenset[str]:
     """The JSON types that a schema names, also one of several; none where it names none."""
     if not isinstance(schema, Mapping):
         return frozenset()
-    several = [
+    several = [each for word in ("anyOf", "oneOf") for each in _listed(schema.get(word))]
+    types = [
         *_listed(schema.get("type")),
-        *(
-            each.get("type")
-            for name in ("anyOf", "oneOf")
-            for each in _listed(schema.get(name))
-            if isinstance(each, Mapping)
-        ),
+        *(each.get("type") for each in several if isinstance(each, Mapping)),
         *("string" for each in _listed(schema.get("enum")) if isinstance(each, str)),
     ]
-    return frozenset(each for each in several if isinstance(each, str))
+    return frozenset(each for each in types if isinstance(each, str))
 
 
 def _listed(value: Any) -> list[Any]:
     """The items of a list, or the one that is there."""
-    return value if isinstance(value, list) else [] if value is None else [value]
-
-
-def _schema(tools: Tools, name: str, key: str) -> Mapping[str, Any] | None:
-    tool = tools.get(name)
-    fields = None if tool is None else tool.parameters.get("properties")
-    schema = fields.get(key) if isinstance(fields, Mapping) else None
-    return schema if isinstance(schema, Mapping) else None
+    return value if isinstance(value, list) else [value]

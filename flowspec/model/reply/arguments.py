@@ -1,0 +1,189 @@
+"""What the arguments of a call have to be, as rules of a grammar, by the schema of the tool: JSON, or texts
+in tags, as `json_calls.py` and `xml_calls.py` read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flowspec.core.protocol import limits
+from flowspec.errors import InputError
+from flowspec.model.grammar import check_grammar, schema_text
+from flowspec.model.json_schema import DESCRIBING, NAMED_SCHEMAS, check_size, size_of
+from flowspec.model.reply.parts import Tool
+from flowspec.model.reply.rules import Rules, sequence
+from flowspec.model.reply.xml_calls import types_of
+
+Schema = Mapping[str, Any]
+Arguments = Callable[[Rules, Schema], str]
+"""What the arguments of a schema are between a call's beginning and its end; raises `InputError` where that
+cannot be said."""
+_IDENTIFYING = frozenset(("$schema", "$id"))
+_ANY_OTHER = frozenset(("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if"))
+"""What says which properties there may be beside those of `properties`."""
+_OF_OBJECTS = _IDENTIFYING | {
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "$defs",
+    "definitions",
+}
+_OF_TEXTS = frozenset(("type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"))
+_TAG = "</parameter>"
+_CLOSE = f"\n{_TAG}"
+
+
+def arguments_of(rules: Rules, tools: Sequence[Tool], written: Arguments) -> dict[str, str]:
+    """What the arguments of each of the tools are, by its name. Raises `InputError`, before any schema is
+    looked into where all of them together are too large, else with the name of the tool."""
+    schemas: dict[str, Schema] = {}
+    bytes_count = size = 0
+    for tool in tools:
+        with _named(tool.name):
+            schema = schemas[tool.name] = _schema(tool)
+            bytes_count += len(schema_text(schema).encode("utf-8", "surrogatepass"))
+            size += size_of(schema)
+    what = "the parameters of all tools"
+    if bytes_count > limits.GRAMMAR_BYTES_MAX:
+        raise InputError(f"{what}: expected at most {limits.GRAMMAR_BYTES_MAX} bytes, got {bytes_count}")
+    check_size(size, what)
+    found = {}
+    for name, schema in schemas.items():
+        with _named(name):
+            check_grammar("json_schema", schema_text(schema))
+            found[name] = written(rules, schema)
+    return found
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Has what is refused of a tool say its name."""
+    try:
+        yield
+    except (InputError, RecursionError) as error:
+        why = error if isinstance(error, InputError) else "expected fewer schemas in schemas"
+        raise InputError(f"the parameters of {name!r} cannot be obeyed: {why}") from None
+
+
+def _schema(tool: Tool) -> Schema:
+    """An object of what a tool declares, and of nothing else unless it says so."""
+    found = {"type": "object", **_undescribed(tool.parameters)}
+    if "properties" in found and _ANY_OTHER.isdisjoint(found):
+        found["additionalProperties"] = False
+    return found
+
+
+def _undescribed(schema: Any, *, are_named: bool = False) -> Any:
+    """A schema, or schemas by their names, without the words that only describe, which are most of many a
+    tool's."""
+    if isinstance(schema, list):
+        return [_undescribed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found = {}
+    for word, said in schema.items():
+        if are_named:
+            found[word] = _undescribed(said)
+        elif word in ("enum", "const"):
+            found[word] = said
+        elif word not in DESCRIBING - _IDENTIFYING:
+            found[word] = _undescribed(said, are_named=word in NAMED_SCHEMAS)
+    return found
+
+
+def json_arguments(rules: Rules, schema: Schema) -> str:
+    """As JSON."""
+    return rules.json(schema)
+
+
+def xml_arguments(rules: Rules, schema: Schema) -> str:
+    """Each argument in tags with its name: a text as it is, up to the tag that closes it, and anything else
+    as JSON."""
+    if unknown := schema.keys() - _OF_OBJECTS:
+        raise InputError(
+            f"of all arguments together, {min(unknown)!r:.40} is not obeyed in this model's format"
+        )
+    if schema["type"] != "object":
+        raise InputError(f"type: expected object, got {schema['type']!r:.40}")
+    fields, needed = schema.get("properties", {}), schema.get("required", [])
+    if missing := [name for name in needed if name not in fields]:
+        raise InputError(f"required: expected names of properties, got {missing[0]!r:.40}")
+    arguments = []
+    for name, inner in fields.items():
+        if not name or name != name.strip() or any(sign in name for sign in "<>\n"):
+            raise InputError(f"expected names without <, > and white space around them, got {name!r:.80}")
+        argument = sequence(
+            rules.spelled(f"<parameter={name}>\n"), _value(rules, schema, inner), rules.spelled("\n")
+        )
+        arguments.append(argument if name in needed else f"({argument})?")
+    return sequence(*arguments)
+
+
+def _value(rules: Rules, root: Schema, schema: Any) -> str:
+    """A value of a schema within that of all arguments, the `root`, up to the tag that closes it."""
+    kinds = types_of(schema)
+    if "string" not in kinds:
+        return sequence(rules.json(_alone(root, schema)), rules.spelled(_CLOSE))
+    null = [rules.spelled(f"null{_CLOSE}")] if "null" in kinds else []
+    return rules.rule(*_texts(rules, schema), *null)
+
+
+def _texts(rules: Rules, schema: Schema) -> list[str]:
+    """Texts that a schema allows, each up to the tag that closes it."""
+    if unknown := schema.keys() - _OF_TEXTS:
+        raise InputError(
+            f"{min(unknown)!r:.40} of a text is not obeyed in this model's format, which has no quotes"
+        )
+    word = next((word for word in ("anyOf", "oneOf") if word in schema), None)
+    if word is not None:
+        texts = [each for each in schema[word] if "string" in types_of(each)]
+        if len(schema) > 1 or (word == "oneOf" and len(texts) > 1):
+            raise InputError(
+                f"{word}: expected nothing beside it, and one text in oneOf, in this model's format"
+            )
+        return [text for each in texts for text in _texts(rules, each)]
+    least, most = schema.get("minLength", 0), schema.get("maxLength", math.inf)
+    if "enum" in schema or "const" in schema:
+        listed = [schema["const"]] if "const" in schema else schema["enum"]
+        texts = [each for each in listed if isinstance(each, str) and least <= len(each) <= most]
+        if wrong := [each for each in texts if _TAG in each]:
+            raise InputError(f"expected texts without {_TAG}, got {wrong[0]!r:.80}")
+        found = [rules.spelled(each + _CLOSE) for each in texts]
+    else:
+        found = (
+            [rules.text_up_to(_CLOSE, [_TAG], least=least, most=schema.get("maxLength"))]
+            if least <= most
+            else []
+        )
+    if not found:
+        raise InputError("expected what some text satisfies, got what none does")
+    return found
+
+
+def _alone(root: Schema, schema: Any) -> Schema:
+    """A schema within the `root`, with what it refers to there."""
+    schema = {} if schema is True else schema
+    if not isinstance(schema, Mapping):
+        raise InputError(f"expected a JSON schema, got {schema!r:.80}")
+    if any(_references(schema)):
+        schema = {**schema, **{word: root[word] for word in ("$defs", "definitions") if word in root}}
+    for found in _references(schema):
+        if not found.startswith(("#/$defs/", "#/definitions/")):
+            raise InputError(
+                f"$ref: expected one to $defs or definitions, in this model's format, got {found!r:.80}"
+            )
+    return schema
+
+
+def _references(schema: Any) -> Iterator[str]:
+    """To what a schema and those in it refer."""
+    if isinstance(schema, Mapping):
+        if isinstance(found := schema.get("$ref"), str):
+            yield found
+        schema = list(schema.values())
+    if isinstance(schema, list):
+        for each in schema:
+            yield from _references(each)

@@ -1,0 +1,119 @@
+"""The rules of a reply's grammar while it is written, in llguidance's form of Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from flowspec.model.grammar import json_rule
+from flowspec.model.json_schema import check_size, size_of
+
+_SIGN = re.compile(r"[^\w<>]")
+
+
+class Maybe(NamedTuple):
+    """Something that may be left out: a text, and behind it what a regular expression matches."""
+
+    text: str
+    regex: str = ""
+
+
+Piece = str | Maybe
+
+
+class Rules:
+    """`tokens` are the special tokens by their names: each of the `names` that is one is that token, and
+    nothing else."""
+
+    def __init__(self, tokens: Mapping[str, int], names: Iterable[str]) -> None:
+        self._tokens = {name: tokens[name] for name in names if name in tokens}
+        self._cut = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
+        self._marks: list[int] = []
+        self._rules: dict[str, str] = {}
+        self._size = 0
+
+    @property
+    def marks(self) -> tuple[int, ...]:
+        """The tokens that the rules name, in the order of their numbers there."""
+        return tuple(self._marks)
+
+    def grammar(self, start: str) -> str:
+        """All of it, from what a reply is."""
+        return "\n".join([f"start: {start}", *(f"{name}: {body}" for body, name in self._rules.items())])
+
+    def rule(self, *ways: str) -> str:
+        """The name of a rule for any of these."""
+        return self._named("r", " | ".join(ways))
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """The name of a rule for what a schema allows. Raises `InputError` where all schemas together come to
+        too much."""
+        body = json_rule(schema)
+        if body not in self._rules:
+            self._size += size_of(schema)
+            check_size(self._size)
+        return self.rule(body)
+
+    def spelled(self, *pieces: Piece) -> str:
+        """A text, with the special tokens in it."""
+        return sequence(*map(self._piece, pieces))
+
+    def text_up_to(self, end: str, without: Iterable[str], **bounds: Any) -> str:
+        """Any text that has none of these in it, and `end` behind it, which is one of them or begins with
+        one; the `bounds` are those of `text`."""
+        return self.behind(self.text(without, **bounds), end)
+
+    def behind(self, before: str, text: str) -> str:
+        """A text behind what a terminal or an expression matches, as one terminal up to the first special
+        token: where the library cuts texts into terminals it takes the longest ones, whatever follows."""
+        found = self._cut.search(text)
+        at = len(text) if found is None else found.start()
+        head = self._named("T", f"{before} {_quoted(text[:at])}") if at else before
+        return sequence(head, self.spelled(text[at:]))
+
+    def text(
+        self, without: Iterable[str] = (), *, least: int = 0, most: int | None = None, first: str = ""
+    ) -> str:
+        """Any text of so many characters that has none of these in it; `first` is an expression that it has
+        to match, too."""
+        names = "|".join(_escaped(each) for each in dict.fromkeys(without))
+        wanted = [first] if first else []
+        if least or most is not None:
+            wanted.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")
+        wanted = wanted or ["/(?s:.*)/"]
+        if names:
+            wanted.append(f"~/(?s:.*)({names})(?s:.*)/")
+        return self._named("T", " & ".join(wanted))
+
+    def _named(self, kind: str, body: str) -> str:
+        """The name of a rule (r) or terminal (T) with this body."""
+        return self._rules.setdefault(body, f"{kind}{len(self._rules)}")
+
+    def _piece(self, piece: Piece) -> str:
+        if isinstance(piece, Maybe):
+            return f"({sequence(self._piece(piece.text), piece.regex)})?"
+        found, at = [], 0
+        for mark in self._cut.finditer(piece):
+            token = self._tokens[mark[0]]
+            if token not in self._marks:
+                self._marks.append(token)
+            found += [_quoted(piece[at : mark.start()]), f"mark_{self._marks.index(token)}"]
+            at = mark.end()
+        return sequence(*found, _quoted(piece[at:]))
+
+
+def sequence(*parts: str) -> str:
+    """One part behind the other, without those that are empty."""
+    return " ".join(filter(None, parts))
+
+
+def _quoted(text: str) -> str:
+    """A text in a grammar; nothing for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _escaped(text: str) -> str:
+    """A text in a regular expression of a grammar."""
+    return _SIGN.sub(lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", text)
