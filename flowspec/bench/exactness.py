@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from flowspec.bench.margin import margin_of_last
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.step_by_step import StepByStep
@@ -105,7 +106,7 @@ def judge(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> 
         index=index,
         expected=expected[index] if has_more else None,
         found=found.tokens[index] if index < len(found.tokens) else None,
-        margin=plain.margin(case.prompt, case.sampling, expected[: index + 1]) if has_more else None,
+        margin=margin_of_last(plain, case.prompt, case.sampling, expected[: index + 1]) if has_more else None,
     )
     return Verdict(found=found, kind=WRONG, unlikely=unlikely, difference=difference)
 

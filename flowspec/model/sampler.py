@@ -69,20 +69,20 @@ class Sampler:
         sampling, logits = self.sampling, self.shaped(logits, text, mask)
         if sampling.temperature == 0:
             return int(np.argmax(logits))
-        if 0 < sampling.top_k < len(logits):
-            return self._best(logits, self._filtered(logits, _top_k(logits, sampling.top_k)), position)
-        if sampling.min_p == 0 and sampling.top_p == 1:
-            return self._winner(logits, position, [])
-        if sampling.min_p == 0 and sampling.top_p >= LOW_TOP_P:
-            failed: list[int] = []
-            weights = _weights(logits, sampling.temperature)
-            total = float(weights.sum(dtype=np.float64))
-            while len(failed) < TRIES_MAX:
-                token = self._winner(logits, position, failed)
-                if self._is_within_top_p(logits, weights, total, token):
-                    return token
-                failed.append(token)
-        return self._best(logits, self._filtered(logits, None), position)
+        if not (self._is_top_k(logits) or sampling.min_p):
+            if sampling.top_p == 1:
+                return self._winner(logits, position, [])
+            if sampling.top_p >= LOW_TOP_P:
+                failed: list[int] = []
+                weights = _weights(logits, sampling.temperature)
+                total = float(weights.sum(dtype=np.float64))
+                while len(failed) < TRIES_MAX:
+                    token = self._winner(logits, position, failed)
+                    if self._is_within_top_p(logits, weights, total, token):
+                        return token
+                    failed.append(token)
+        ids = self._filtered(logits)
+        return int(ids[np.argmax(self.scores(logits, ids, position))])
 
     def survivors(self, logits: F32, text: TextBefore | None = None) -> I64:
         """Ids that pass all filters, most probable first. Sorts the vocabulary: for checking and
@@ -90,8 +90,7 @@ class Sampler:
         logits = self.shaped(logits, text)
         if self.sampling.temperature == 0:
             return np.array([np.argmax(logits)])
-        top_k = self.sampling.top_k
-        found = self._filtered(logits, _top_k(logits, top_k) if 0 < top_k < len(logits) else None)
+        found = self._filtered(logits)
         return found[logits[found] > -np.inf]
 
     def scores(self, logits: F32, ids: I64, position: int) -> F64:
@@ -99,18 +98,19 @@ class Sampler:
         bits = draw_bits(self.sampling.seed, position, ids)
         return logits[ids].astype(np.float64) / self.sampling.temperature + gumbel(bits)
 
-    def _best(self, logits: F32, ids: I64, position: int) -> int:
-        return int(ids[np.argmax(self.scores(logits, ids, position))])
+    def _is_top_k(self, logits: F32) -> bool:
+        return 0 < self.sampling.top_k < len(logits)
 
-    def _filtered(self, logits: F32, ids: I64 | None) -> I64:
-        """Applies top-p and min-p to sorted ids (None: to all), over the mass of those ids."""
+    def _filtered(self, logits: F32) -> I64:
+        """Ids that pass all filters, sorted; top-p is of the mass that top-k leaves."""
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
-        if ids is None:
-            ids, total = self._sorted_head(logits)
-        else:
+        if self._is_top_k(logits):
+            ids = _top_k(logits, self.sampling.top_k)
             total = float(
                 np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / temperature).sum()
             )
+        else:
+            ids, total = self._sorted_head(logits)
         kept = logits[ids].astype(np.float64) / temperature
         if top_p < 1:
             weights = np.exp(kept - kept[0])
@@ -197,76 +197,3 @@ def logprobs(logits: F32, token: int, count: int) -> Logprobs:
         logits[[token, *ids]].astype(np.float64) - total, np.finfo(np.float32).min
     ).tolist()
     return Logprobs(chosen=chosen, ids=tuple(ids.tolist()), values=tuple(values))
-
-
-def margin(sampler: Sampler, logits: F32, position: int, token: int, text: TextBefore | None = None) -> float:
-    """How far the logits that are drawn from must move against each other, at least, before another token
-    than `token` is drawn at `position`.
-
-    `token` is the one drawn. The least of: its distance to where a filter drops it, and for every other id
-    the larger of the lead over it and its distance to where the filters let it in (0 if they do). Rounding
-    can change a choice only where it is small: that takes errors of half the margin, up for some logits and
-    down for others.
-    """
-    temperature, survivors, logits = (
-        sampler.sampling.temperature,
-        sampler.survivors(logits, text),
-        sampler.shaped(logits, text),
-    )
-    if temperature == 0:
-        return float(np.float64(logits[token]) - np.delete(logits, token).max(initial=-np.inf))
-    order = np.argsort(-logits, kind="stable")
-    order = order[logits[order] > -np.inf]
-    sorted_logits = logits[order].astype(np.float64)
-    scores = sampler.scores(logits, order, position)
-    rank = int(np.flatnonzero(order == token)[0])
-    alive = np.isin(order, survivors)
-    leads = np.maximum(0, scores[rank] - scores) * temperature
-    leads[rank] = np.inf
-    least = min(_to_filters(sampler.sampling, sorted_logits, rank), float(leads[alive].min()))
-    rivals = np.flatnonzero(~alive & (leads < least))
-    for index in rivals[np.argsort(leads[rivals])]:
-        if leads[index] >= least:
-            break
-        least = min(least, max(float(leads[index]), _to_filters(sampler.sampling, sorted_logits, int(index))))
-    return least
-
-
-def _to_filters(sampling: Sampling, logits: F64, rank: int) -> float:
-    """By how much sorted logits must move against each other, at least, before the id at `rank` passes or
-    fails all filters."""
-    found = []  # positive: passes by that much; negative: fails by that much
-    top_k = sampling.top_k if 0 < sampling.top_k < len(logits) else len(logits)
-    if top_k < len(logits):
-        found.append(logits[rank] - (logits[top_k] if rank < top_k else logits[top_k - 1]))
-    if sampling.min_p > 0:
-        found.append(logits[rank] - logits[0] - np.log(sampling.min_p) * sampling.temperature)
-    if sampling.top_p < 1:
-        found.append(_to_top_p(sampling, logits[:top_k], float(logits[rank]), rank))
-    return abs(float(min(found))) if found else float("inf")
-
-
-def _to_top_p(sampling: Sampling, logits: F64, own: float, rank: int) -> float:
-    """The distance of the id at `rank` to the top-p boundary, positive inside; it also gets there by changing
-    its rank.
-
-    A movement of m brings at most the ids within m across its own, and multiplies the odds of the mass before
-    it by at most `exp(m / T)`. So m is at least the larger of the two needs, and the least of those over how
-    many ids cross.
-    """
-    weights = np.exp((logits - logits[0]) / sampling.temperature)
-    before = (np.cumsum(weights) - weights) / weights.sum()  # [top_k]
-    if rank < len(logits) and before[rank] < sampling.top_p:
-        shares = np.append(
-            before[rank], before[rank + 1 :] + (weights[rank + 1 :] - weights[rank]) / weights.sum()
-        )
-        crossed = own - logits[rank:]
-        sign = 1
-    else:
-        shares = before[: rank + 1]
-        crossed = logits[: rank + 1] - own
-        sign = -1
-    shares = np.clip(shares, 1e-300, 1 - 2.0**-53)
-    odds = np.log(shares) - np.log1p(-shares)
-    needed = sign * (np.log(sampling.top_p) - np.log1p(-sampling.top_p) - odds) * sampling.temperature
-    return sign * float(np.maximum(crossed, np.maximum(needed, 0)).min())

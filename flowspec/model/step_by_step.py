@@ -19,7 +19,7 @@ from flowspec.errors import InputError
 from flowspec.model.accelerator import CudaAccelerator, find
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary
-from flowspec.model.sampler import F32, Sampler, margin
+from flowspec.model.sampler import F32, Sampler
 from flowspec.model.slice import Slice
 from flowspec.model.trials import NoRightKernelError, run_trial
 from flowspec.model.weights import Span
@@ -108,15 +108,6 @@ class StepByStep:
             self.part.close_cache(REQUEST)
         self._answers[key] = tuple(answer), unlikely
         return self._answers[key]
-
-    def margin(self, prompt: Tokens, sampling: Sampling, answer: Sequence[int]) -> float:
-        """By how many logits the last token of `answer`, which is what the model says, leads there
-        (`sampler.margin`).
-        """
-        *before, last = answer
-        *_, rows = self.logits((*prompt, *before))
-        sampler, text = Sampler(sampling, self.vocabulary_size, self.grammars), _text(prompt, before)
-        return margin(sampler, rows[0], len(prompt) + len(before), last, text)
 
     def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
         """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass; one a pass without

@@ -9,6 +9,7 @@ import pytest
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.exactness import STOPPED, Case, ClusterAnswer, Difference, judge, parting
+from flowspec.bench.margin import margin_of_last
 from flowspec.bench.outcome import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
@@ -45,7 +46,7 @@ def test_a_difference_has_both_tokens_and_by_how_much_the_right_one_leads(tmp_pa
     assert judge(plain, found, frozenset()).kind == EXACT
     other = (*right[:3], right[3] ^ 1, *right[4:])
     verdict = judge(plain, replace(found, tokens=other), frozenset())
-    margin = plain.margin(case.prompt, case.sampling, right[:4])
+    margin = margin_of_last(plain, case.prompt, case.sampling, right[:4])
     assert margin > 0
     assert verdict.kind == WRONG
     assert verdict.difference == Difference(index=3, expected=right[3], found=right[3] ^ 1, margin=margin)

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
+from flowspec.bench.margin import margin
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
@@ -30,7 +31,7 @@ from flowspec.errors import InputError
 from flowspec.model import shaping
 from flowspec.model.ahead import Ahead
 from flowspec.model.json_schema import SIZE_MAX, check_size, size_of
-from flowspec.model.sampler import Sampler, margin
+from flowspec.model.sampler import Sampler
 from flowspec.model.slice import Slice
 from tests.model.slices import job_of, load_stages, part_of
 from tests.model.test_sampler import naive_draw

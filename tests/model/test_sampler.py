@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowspec.bench.margin import margin
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import Ranker
-from flowspec.model.sampler import Sampler, logprobs, margin
+from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 from tests.nightly import nightly
 
