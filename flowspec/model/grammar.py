@@ -18,11 +18,13 @@ head, in whatever order it is asked for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,6 @@ _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*
 _PLACED_BYTES_MAX = 1 << 14
 """In schemas up to this the place of a fault is looked for, which takes some times as long as to find it."""
 _JSON_IN_LARK = re.compile(r"%json\s*")
-_DECODER = json.JSONDecoder()
 _REFUSED_IN_LARK = (
     (re.compile(r"%llguidance\b"), "options of the library (%llguidance)"),
     (re.compile(r"[\w\-]\s*\["), "attributes of rules (name[...])"),
@@ -62,13 +63,10 @@ _REFUSED_IN_LARK = (
 def library_version() -> str:
     """The library and its version, as devices tell it; empty where it is not installed."""
     try:
-        import llguidance
+        import llguidance as library
     except ImportError:
         return ""
-    from importlib.metadata import version
-
-    assert llguidance.LLMatcher is not None
-    return f"llguidance {version('llguidance')}"
+    return f"llguidance {version(library.__name__)}"
 
 
 def check_library() -> None:
@@ -104,7 +102,10 @@ def rule_of(kind: str, text: str) -> str:
     if kind == "json_schema":
         return json_rule(_schema(text))
     if kind == "regex":
-        return _regex_rule(text)
+        import llguidance
+
+        wrapped = json.loads(llguidance.LLMatcher.grammar_from_regex(text))
+        return str(wrapped["grammars"][0]["lark_grammar"]).removeprefix("start: ")
     raise InputError("a grammar cannot be a part of a reply with calls or channels")
 
 
@@ -126,11 +127,10 @@ def check_grammar(kind: str, text: str, marks: int = 0) -> None:
                 f"the prompt: expected at most {most} bytes, got {size}; offer fewer or smaller tools"
             )
         raise InputError(told)
-    matcher = _matcher(kind, text, _BYTE_MARKS[:marks], single_bytes().library)
-    matcher.compute_bitmask()
-    if reason := _refusal(matcher):
-        is_placed = kind == "json_schema" and size <= _PLACED_BYTES_MAX
-        place = place_of_fault(_schema(text), reason, _refusal_of) if is_placed else ""
+    if reason := _refusal(kind, text, _BYTE_MARKS[:marks]):
+        place = ""
+        if kind == "json_schema" and size <= _PLACED_BYTES_MAX:
+            place = place_of_fault(_schema(text), partial(_is_refused, reason=reason))
         raise InputError(f"{kind}{place}: {reason}")
 
 
@@ -168,31 +168,46 @@ def common_beginning(first: list[int], second: list[int]) -> int:
     return same
 
 
+class _Wrapper:
+    """What the library asks of a tokenizer: bytes, and one more token for where a text may end."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self.tokens = [b"" if _NEVER_IN_UTF8 in text else text for text in texts] + [b""]
+        self.eos_token_id = len(texts)
+        self.special_token_ids = [len(texts)]
+
+    def __call__(self, text: str) -> list[int]:
+        raise AssertionError("nothing is forced, so no text is cut into tokens")
+
+
 class GrammarVocabulary:
     """A model's vocabulary as the library holds it, for the masks of any number of requests."""
 
     def __init__(self, tokens: TokenBytes) -> None:
+        import llguidance
+
         self.tokens = tokens
-        self.library = _tokenizer(tokens.texts)
+        wrapper: Any = _Wrapper(tokens.texts)
+        self.library = llguidance.LLTokenizer(wrapper, slices=[])  # they take longer to make than they save
         spaced = [text.startswith(b" ") for text in tokens.texts] if tokens.drops_first_space else []
         self.spaced: Mask = np.array(spaced, dtype=np.bool_)
 
 
-class OnlyEnds:
-    """What stands for `GrammarMasks` where no vocabulary is known: the answer can only end."""
-
-    def __init__(self, grammar: Grammar) -> None:
-        self._mask: Mask = np.zeros(grammar.ends[-1] + 1, dtype=np.bool_)
-        self._mask[list(grammar.ends)] = True
-
-    def allowed(self, answer: Sequence[int]) -> Mask:
-        del answer
-        return self._mask
+BYTES_COUNT = 256
+_BYTE_MARKS = tuple(range(BYTES_COUNT, BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
+"""Where a vocabulary of single bytes has marks."""
 
 
-def masks_of(grammar: Grammar, vocabulary: GrammarVocabulary | None) -> GrammarMasks | OnlyEnds:
-    """Those of a request, as far as its vocabulary is known here."""
-    return OnlyEnds(grammar) if vocabulary is None else GrammarMasks(grammar, vocabulary)
+@lru_cache(maxsize=1)
+def single_bytes() -> GrammarVocabulary:
+    """A vocabulary of single bytes and marks, by which a grammar speaks of texts, whatever tokens write
+    them."""
+    return GrammarVocabulary(
+        TokenBytes((*(bytes([byte]) for byte in range(BYTES_COUNT)), *(b"" for _ in _BYTE_MARKS)))
+    )
 
 
 class GrammarMasks:
@@ -204,16 +219,22 @@ class GrammarMasks:
         self._ends = np.array([end for end in grammar.ends if end < self._count], dtype=np.int64)
         self._grammar = grammar
         self._marks = frozenset(mark for mark in grammar.marks if mark < self._count)
-        self._at: list[int] = []
         self._start_anew()
 
     def allowed(self, answer: Sequence[int]) -> Mask:
         """Which tokens may follow `[vocabulary]`; at least those that end the answer may."""
-        mask = self._mask(answer)
-        if mask is None:
-            mask = np.zeros(self._count, dtype=np.bool_)
+        bits = self._asked(answer, self._bits)
+        mask = np.zeros(self._count, dtype=np.bool_) if bits is None else bits[: self._count]
+        if not answer and len(self._vocabulary.spaced):
+            mask[self._vocabulary.spaced] = False
+        mask[self._ends] = bits is None or bits[self._count]
+        if not mask.any():
             mask[self._ends] = True
         return mask
+
+    def _bits(self) -> Mask:
+        packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        return np.unpackbits(packed, count=self._count + 1, bitorder="little").astype(np.bool_)
 
     def is_whole(self, answer: Sequence[int]) -> bool:
         """Whether the answer, without the token that ends it, is a text that the grammar allows."""
@@ -246,17 +267,6 @@ class GrammarMasks:
         found = self._asked(answer, lambda: self._matcher.validate_tokens(list(more)))
         return found is not None and int(found) == len(more)
 
-    def _mask(self, answer: Sequence[int]) -> Mask | None:
-        """None where nothing may follow."""
-        bits = self._asked(answer, lambda: _bits(self._matcher, self._count + 1))
-        if bits is None:
-            return None
-        mask, may_end = bits[: self._count], bits[self._count]
-        if not answer and len(self._vocabulary.spaced):
-            mask[self._vocabulary.spaced] = False
-        mask[self._ends] = may_end
-        return mask if mask.any() else None
-
     def _asked(self, answer: Sequence[int], ask: Callable[[], Any]) -> Any:
         """What the matcher says behind the answer; None where it cannot be there, or gives up.
 
@@ -280,7 +290,7 @@ class GrammarMasks:
             self._start_anew()
             common = 0
         more = [int(token) for token in answer[common:]]
-        if not all(self._is_text(token) for token in more):
+        if not all(map(self._is_text, more)):
             return False
         taken = self._matcher.try_consume_tokens(more) if more else 0
         self._at += more[:taken]
@@ -292,49 +302,9 @@ class GrammarMasks:
 
     def _start_anew(self) -> None:
         """With a matcher that has no states yet, which a copy of one would have."""
-        grammar, self._at = self._grammar, []
+        grammar = self._grammar
+        self._at: list[int] = []
         self._matcher = _matcher(grammar.kind, grammar.text, grammar.marks, self._vocabulary.library)
-
-
-class _Wrapper:
-    """What the library asks of a tokenizer: bytes, and one more token for where a text may end."""
-
-    is_tokenizer_wrapper = True
-    bos_token_id = None
-
-    def __init__(self, texts: Sequence[bytes]) -> None:
-        self.tokens = [b"" if _NEVER_IN_UTF8 in text else text for text in texts] + [b""]
-        self.eos_token_id = len(texts)
-        self.special_token_ids = [len(texts)]
-
-    def __call__(self, text: str) -> list[int]:
-        raise AssertionError("nothing is forced, so no text is cut into tokens")
-
-
-def _tokenizer(texts: Sequence[bytes]) -> Any:
-    import llguidance
-
-    wrapper: Any = _Wrapper(texts)
-    return llguidance.LLTokenizer(wrapper, slices=[])  # they take longer to make than they save
-
-
-BYTES_COUNT = 256
-_BYTE_MARKS = tuple(range(BYTES_COUNT, BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
-"""Where a vocabulary of single bytes has marks."""
-
-
-@lru_cache(maxsize=1)
-def single_bytes() -> GrammarVocabulary:
-    """A vocabulary of single bytes and marks, by which a grammar speaks of texts, whatever tokens write
-    them."""
-    return GrammarVocabulary(
-        TokenBytes((*(bytes([byte]) for byte in range(BYTES_COUNT)), *(b"" for _ in _BYTE_MARKS)))
-    )
-
-
-def _bits(matcher: Any, count: int) -> Mask:
-    packed = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-    return np.unpackbits(packed, count=count, bitorder="little").astype(np.bool_)
 
 
 def _matcher(kind: str, text: str, marks: Sequence[int], tokenizer: Any) -> Any:
@@ -347,22 +317,20 @@ def _matcher(kind: str, text: str, marks: Sequence[int], tokenizer: Any) -> Any:
     return llguidance.LLMatcher(tokenizer, _lark(kind, text, marks), log_level=0, limits=bounds)
 
 
-def _refusal(matcher: Any) -> str:
-    """Why this grammar cannot be used; empty where it can."""
+def _refusal(kind: str, text: str, marks: Sequence[int] = ()) -> str:
+    """Why this grammar cannot be used, by the library; empty where it can."""
+    matcher = _matcher(kind, text, marks, single_bytes().library)
+    matcher.compute_bitmask()
     if matcher.is_error():
         return _reason(matcher.get_error())
     warnings = matcher.get_grammar_warnings()
     return _reason(str(warnings[0])) if warnings else ""
 
 
-def _refusal_of(schema: Mapping[str, Any]) -> str:
-    """The same of a schema within another one."""
-    try:
-        matcher = _matcher("json_schema", schema_text(schema), (), single_bytes().library)
-    except InputError:
-        return ""
-    matcher.compute_bitmask()
-    return _refusal(matcher)
+def _is_refused(schema: Mapping[str, Any], reason: str) -> bool:
+    with contextlib.suppress(InputError):
+        return _refusal("json_schema", schema_text(schema)) == reason
+    return False
 
 
 def _reason(error: str) -> str:
@@ -383,8 +351,6 @@ def _lark(kind: str, text: str, marks: Sequence[int]) -> str:
     if kind == "reply":
         named = "".join(f"\nmark_{place}: <[{mark}]>" for place, mark in enumerate(marks))
         return f"{_NO_FORCING}{text}{named}"
-    if kind == "regex":
-        return f"{_NO_FORCING}start: {_regex_rule(text)}"
     if kind == "lark":
         if "x-guidance" in text:
             raise InputError("lark: options of the library (x-guidance) are not taken")
@@ -394,25 +360,18 @@ def _lark(kind: str, text: str, marks: Sequence[int]) -> str:
                 raise InputError(f"lark: {name} are not taken")
         check_size(sum(map(size_of, _schemas_in(text))), "lark: %json")
         return f"{_NO_FORCING}{text}"
-    return f"{_NO_FORCING}start: {json_rule(_schema(text))}"
+    return f"{_NO_FORCING}start: {rule_of(kind, text)}"
 
 
 def _schemas_in(text: str) -> Iterator[dict[str, Any]]:
     """The schemas within a grammar of the form of Lark."""
     for found in _JSON_IN_LARK.finditer(text):
         try:
-            schema, _ = _DECODER.raw_decode(text, found.end())
+            schema, _ = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
             raise InputError("lark: expected a JSON schema behind %json") from None
         if isinstance(schema, dict):
             yield schema
-
-
-def _regex_rule(text: str) -> str:
-    import llguidance
-
-    wrapped = json.loads(llguidance.LLMatcher.grammar_from_regex(text))
-    return str(wrapped["grammars"][0]["lark_grammar"]).removeprefix("start: ")
 
 
 def _schema(text: str) -> dict[str, Any]:

@@ -8,7 +8,6 @@ more beside it) is written out wherever that is.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
@@ -28,7 +27,6 @@ DESCRIBING = frozenset(
 NAMED_SCHEMAS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 """Words that hold schemas by names."""
 _VALUES = frozenset(("enum", "const", "default", "examples"))
-_PLACE = re.compile("[0-9]{1,6}")
 _BESIDE = DESCRIBING | {"$defs", "definitions"}
 
 
@@ -84,9 +82,8 @@ class _Sizes:
         for part in unquote(reference[1:]).split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
             if isinstance(found, list):
-                found = dict(enumerate(found)).get(int(name)) if _PLACE.fullmatch(name) else None
-            else:
-                found = found.get(name) if isinstance(found, Mapping) else None
+                found = {str(at): each for at, each in enumerate(found)}
+            found = found.get(name) if isinstance(found, Mapping) else None
         return found
 
 
@@ -113,13 +110,11 @@ def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f".{word}", said
 
 
-def place_of_fault(
-    schema: Mapping[str, Any], reason: str, reason_of: Callable[[Mapping[str, Any]], str]
-) -> str:
-    """The place of the innermost schema that alone is refused for the same `reason` as the whole, as far as
-    `TRIES_MAX` tries get; empty for the whole. `reason_of` says why a schema is refused.
+def place_of_fault(schema: Mapping[str, Any], is_faulty: Callable[[Mapping[str, Any]], bool]) -> str:
+    """The place of the innermost schema that alone is faulty, as far as `TRIES_MAX` tries get; empty for the
+    whole.
 
-    >>> place_of_fault({"items": {"not": {}}}, "not!", lambda each: "not!" if "not" in str(each) else "")
+    >>> place_of_fault({"items": {"not": {}}}, lambda schema: "not" in str(schema))
     '.items'
     """
     # what it refers to by name is there, and allows anything: a fault in it is found there
@@ -128,16 +123,11 @@ def place_of_fault(
         for word in ("$defs", "definitions")
         if isinstance(schema.get(word), Mapping)
     }
-    tries, place, found = 0, "", schema
-    while tries < TRIES_MAX:
-        for at, inner in inner_schemas(found):
-            if tries == TRIES_MAX or len(place) + len(at) > CHARS_MAX:
-                return place
-            if isinstance(inner, Mapping):
-                tries += 1
-                if reason_of({**inner, **named}) == reason:
-                    place, found = place + at, inner
-                    break
-        else:
+    place, left = "", inner_schemas(schema)
+    for _ in range(TRIES_MAX):
+        at, inner = next(left, ("", None))
+        if not at or len(place) + len(at) > CHARS_MAX:
             break
+        if isinstance(inner, Mapping) and is_faulty({**inner, **named}):
+            place, left = place + at, inner_schemas(inner)
     return place

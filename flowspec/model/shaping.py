@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.text_before import I64, TextBefore
-from flowspec.model.grammar import GrammarVocabulary, Mask, masks_of
+from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, Mask
 
 F32 = npt.NDArray[np.float32]
 MOST = np.finfo(np.float32).max
@@ -46,25 +46,28 @@ class Shaping:
         grammars: GrammarVocabulary | None = None,
     ) -> None:
         self._sampling = sampling
-        self._ids = None if isinstance(tokens, int) else tokens.astype(np.int64)
+        self._ids: I64 = np.arange(tokens) if isinstance(tokens, int) else tokens.astype(np.int64)
         biases = {**dict(sampling.logit_bias), **dict.fromkeys(sampling.suppress_tokens, -math.inf)}
-        if isinstance(tokens, int):
-            named = sorted(token for token in biases if token < tokens)
-            self._biased: I64 = np.array(named, dtype=np.int64)
-        else:
-            self._biased = np.flatnonzero(np.isin(tokens, list(biases)))
-            named = tokens[self._biased].tolist()
+        self._biased = np.flatnonzero(np.isin(self._ids, list(biases)))
+        named = self._ids[self._biased].tolist()
         self._biases: F32 = np.array([biases[token] for token in named], dtype=np.float32)
-        self._columns: I64 | None = None
-        if sampling.needs_text and self._ids is not None:
-            self._columns = np.full(int(self._ids.max()) + 1, -1, dtype=np.int64)
-            self._columns[self._ids] = np.arange(len(self._ids))
-        self._masks = None if sampling.grammar is None else masks_of(sampling.grammar, grammars)
+        self._columns: I64 = np.full(int(self._ids.max()) + 1, -1, dtype=np.int64)
+        self._columns[self._ids] = np.arange(len(self._ids))
+        self._masks = None
+        if sampling.grammar is not None and grammars is not None:
+            self._masks = GrammarMasks(sampling.grammar, grammars)
 
     def mask(self, text: TextBefore) -> Mask | None:
         """Which tokens the grammar allows behind a text, `[vocabulary]`; None where none binds it. One thread
         at a time asks."""
-        return None if self._masks is None else self._masks.allowed(text.answer.tolist())
+        grammar = self._sampling.grammar
+        if grammar is None:
+            return None
+        if self._masks is not None:
+            return self._masks.allowed(text.answer.tolist())
+        only_ends: Mask = np.zeros(grammar.ends[-1] + 1, dtype=np.bool_)
+        only_ends[list(grammar.ends)] = True
+        return only_ends
 
     def of(self, logits: F32, text: TextBefore | None, mask: Mask | None = None) -> F32:
         """Float32 `[columns]` or the first of them, as a new array; `text` may be None where the sampling
@@ -100,17 +103,16 @@ class Shaping:
 
     def _count(self, tokens: I64, size: int) -> tuple[I64, I64]:
         """The columns below `size` of these tokens, each once, and how often it is among them."""
-        columns, counts = np.unique(tokens, return_counts=True)
-        if self._columns is not None:
-            is_known = columns < len(self._columns)
-            columns, counts = self._columns[columns[is_known]], counts[is_known]
+        ids, counts = np.unique(tokens, return_counts=True)
+        is_known = ids < len(self._columns)
+        columns, counts = self._columns[ids[is_known]], counts[is_known]
         is_here = (columns >= 0) & (columns < size)
         return columns[is_here], counts[is_here]
 
     def _mask(self, shaped: F32, logits: F32, allowed: Mask) -> None:
         """Takes the others out. Where none of the allowed ones may be drawn by the biases, these do not
         count: an answer has a next token, and it is one that the grammar allows."""
-        ids = np.arange(len(shaped)) if self._ids is None else self._ids[: len(shaped)]
+        ids = self._ids[: len(shaped)]
         known = ids < len(allowed)
         columns = np.zeros(len(shaped), dtype=np.bool_)
         columns[known] = allowed[ids[known]]
