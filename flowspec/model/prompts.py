@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
@@ -39,9 +38,8 @@ def read_prompts(path: Path) -> list[Prompt]:
             raise InputError(
                 f"{path}: expected prompts of at most {limits.PROMPTS_BYTES_MAX} bytes together, got {size}"
             )
-        lines = read_text(path).split(
-            "\n"
-        )  # nothing else ends a line of jsonl, though a text may hold what Python takes for one
+        # Nothing else ends a line of jsonl, though a text may hold what Python takes for one.
+        lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(
             f"{path}: expected a file of prompts, but it cannot be read ({why_unread(error)})"
@@ -54,16 +52,12 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
-        row = {"turns": [line.removesuffix("\r")]} if path.suffix != ".jsonl" else _object(line)
-        if "turns" not in row:
-            raise ValueError(f"no turns, but {', '.join(map(repr, row)) or 'nothing'}")
-        turns = row["turns"]
-        if (
-            not isinstance(turns, list)
-            or not turns
-            or not all(isinstance(turn, str) and turn.strip() for turn in turns)
-        ):
-            raise ValueError("turns that are no list of one text or more")
+        row = json.loads(line) if path.suffix == ".jsonl" else {"turns": [line.removesuffix("\r")]}
+        turns = row.get("turns") if isinstance(row, dict) else None
+        if not isinstance(turns, list) or not turns:
+            raise ValueError("no turns")
+        if not all(isinstance(turn, str) and turn.strip() for turn in turns):
+            raise ValueError("turns that are no texts")
         if max(map(len, turns)) > limits.PROMPT_CHARS_MAX:
             raise ValueError(f"a turn of more than {limits.PROMPT_CHARS_MAX} characters")
         "".join(turns).encode()  # an escape may stand for half a character
@@ -72,19 +66,11 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
             domain=_name(row.get("category") or path.stem),
             turns=tuple(turns),
         )
-    except ValueError as error:
-        text = " ".join(str(error).split())
-        raise InputError(f'{path} line {number}: expected {{"turns": ["..."]}}, got {text:.200}') from None
-
-
-def _object(line: str) -> dict[str, Any]:
-    try:
-        found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"what is no JSON ({first_line(error, 100)})") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"JSON that is no object: {line.strip():.40}")
-    return found
+        why = first_line(error, 100)
+        raise InputError(
+            f'{path} line {number}: expected {{"turns": ["..."]}}, got {line!r:.80} ({why})'
+        ) from None
 
 
 def _name(value: object) -> str:
@@ -92,7 +78,6 @@ def _name(value: object) -> str:
     name = str(value) if isinstance(value, str | int | float) else ""
     if not name.isprintable() or not 0 < len(name) <= limits.NAME_CHARS_MAX:
         raise ValueError(
-            "a question_id or category that is no number and no text of at most "
-            f"{limits.NAME_CHARS_MAX} characters"
+            f"question_id or category: no number or text of 1 to {limits.NAME_CHARS_MAX} characters"
         )
     return name
