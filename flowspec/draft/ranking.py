@@ -81,7 +81,6 @@ class Ranker:
         self._weights = np.empty(len(self._ids), dtype=np.float32)  # room for one row
         self._noises: OrderedDict[tuple[int, int], _Noise] = OrderedDict()
         self._noises_max = max(2, bytes_max // (12 * len(self._ids)))
-        self._tokens = vocabulary_size if ids is None else ids
         self._shapings: OrderedDict[Sampling, Shaping] = OrderedDict()
         self.grammars: GrammarVocabulary | None = None
 
@@ -129,7 +128,7 @@ class Ranker:
             if len(self._shapings) >= SHAPINGS_MAX:
                 self._shapings.popitem(last=False)
             obeyed = sampling if self.grammars is not None else replace(sampling, grammar=None)
-            found = self._shapings[sampling] = Shaping(obeyed, self._tokens, self.grammars)
+            found = self._shapings[sampling] = Shaping(obeyed, self._ids, self.grammars)
         else:
             self._shapings.move_to_end(sampling)
         return found

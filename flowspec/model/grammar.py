@@ -1,19 +1,15 @@
 """Which tokens may follow the beginning of a text that a grammar binds.
 
 llguidance says it, and only here. It is a parser over bytes and knows no state but the text, so a mask is a
-function of the grammar, the vocabulary and the path: it is the same at a stage, at a drafter and at the
-head, in whatever order it is asked for.
+function of the grammar, the vocabulary and the path, in whatever order it is asked for.
 
 - A token may follow if with it the text is still the beginning of one that the grammar allows, however it is
-  cut into tokens: the library's own preference for one way to cut (`no_forcing`) is switched off.
-- Tokens that stand for no text are never in one, but for the marks that the grammar of a reply names, and
-  these only where it names them. Those that end the answer may follow exactly where the text is whole, and
-  nothing else where it cannot go on.
-- White space between the parts of a JSON document is at most one space behind a comma or a colon: a small
-  model that may write any of it writes nothing else.
-- Where nothing may follow, the tokens that end the answer may. That is so behind a text that has left the
-  grammar (a wrong guess: what is drawn behind it never counts), where the vocabulary cannot write what is
-  due, and where the library gives up at one of its limits; `is_whole` tells the API.
+  cut into tokens (`no_forcing`). One without text may follow only as a mark that a reply's grammar names.
+- Those that end the answer may follow exactly where the text is whole; and where nothing else may: behind a
+  wrong guess, where the vocabulary cannot write what is due, and where the library gives up at a limit
+  (`is_whole` tells the API).
+- Between the parts of a JSON document is at most one space behind a comma or a colon: a small model that may
+  write any white space writes nothing else.
 """
 
 from __future__ import annotations
@@ -96,8 +92,7 @@ def json_rule(schema: Mapping[str, Any]) -> str:
 
 
 def rule_of(kind: str, text: str) -> str:
-    """A text that a grammar of this kind allows, within another one. Raises `InputError`, also for kinds that
-    cannot be within another."""
+    """A text that a grammar of this kind allows, within another one; raises `InputError`."""
     check_library()
     if kind == "json_schema":
         return json_rule(_schema(text))
@@ -111,22 +106,16 @@ def rule_of(kind: str, text: str) -> str:
 
 @lru_cache(maxsize=256)
 def check_grammar(kind: str, text: str, marks: int = 0) -> None:
-    """Raises `InputError`, in one line, for what the library cannot do, and what no text satisfies as far as
-    can be told at its beginning. Takes a second at most, however large the grammar is; for one that was
-    checked of late, nothing. It names so many `marks`."""
+    """Raises `InputError` for what the library cannot do, and what no text satisfies as far as can be told at
+    its beginning. Takes a second at most, however large the grammar is, which names so many `marks`."""
     check_library()
     try:
         size, most = len(text.encode()), limits.GRAMMAR_BYTES_MAX
     except UnicodeEncodeError:
         raise InputError(f"{kind}: expected text in UTF-8, got half a character") from None
     if size > most:
-        told = f"{kind}: expected at most {most} bytes, got {size}"
-        if kind == "reply":
-            told = (
-                "reply: the format of calls and the schemas of tools and answer, which devices get with "
-                f"the prompt: expected at most {most} bytes, got {size}; offer fewer or smaller tools"
-            )
-        raise InputError(told)
+        advice = "; offer fewer or smaller tools" if kind == "reply" else ""
+        raise InputError(f"{kind}: expected at most {most} bytes, got {size}{advice}")
     if reason := _refusal(kind, text, _BYTE_MARKS[:marks]):
         place = ""
         if kind == "json_schema" and size <= _PLACED_BYTES_MAX:
@@ -154,8 +143,7 @@ def in_bytes(grammar: Grammar, tokens: TokenBytes, token: int) -> Sequence[int]:
 
 
 def common_beginning(first: list[int], second: list[int]) -> int:
-    """How many tokens both begin with. Lists are compared as wholes, so that an answer of thousands of tokens
-    takes microseconds."""
+    """How many tokens both begin with. Lists are compared as wholes, which takes microseconds."""
     same, end = 0, min(len(first), len(second))
     if first[:end] == second[:end]:
         return end
@@ -203,11 +191,9 @@ _BYTE_MARKS = tuple(range(BYTES_COUNT, BYTES_COUNT + limits.GRAMMAR_MARKS_MAX))
 
 @lru_cache(maxsize=1)
 def single_bytes() -> GrammarVocabulary:
-    """A vocabulary of single bytes and marks, by which a grammar speaks of texts, whatever tokens write
-    them."""
-    return GrammarVocabulary(
-        TokenBytes((*(bytes([byte]) for byte in range(BYTES_COUNT)), *(b"" for _ in _BYTE_MARKS)))
-    )
+    """A vocabulary of single bytes and marks, by which a grammar speaks of texts and not of tokens."""
+    texts = [bytes([byte]) for byte in range(BYTES_COUNT)] + [b"" for _ in _BYTE_MARKS]
+    return GrammarVocabulary(TokenBytes(tuple(texts)))
 
 
 class GrammarMasks:
@@ -241,12 +227,8 @@ class GrammarMasks:
         return bool(self._asked(answer, lambda: self._matcher.is_accepting()))
 
     def forced(self, answer: Sequence[int], most: int) -> list[int]:
-        """The tokens that alone can follow behind the answer, one behind the other, `most` of them; none
-        where others can, or the answer may end.
-
-        The library could say all of them at once, which is a million where `a{1000000}` is asked for, and
-        takes seconds.
-        """
+        """The tokens that alone can follow behind the answer, one behind the other, `most` of them; the
+        library would say all at once, which for `a{1000000}` takes seconds."""
         return self._asked(answer, lambda: self._alone(most)) or []
 
     def _alone(self, most: int) -> list[int]:
@@ -268,11 +250,8 @@ class GrammarMasks:
         return found is not None and int(found) == len(more)
 
     def _asked(self, answer: Sequence[int], ask: Callable[[], Any]) -> Any:
-        """What the matcher says behind the answer; None where it cannot be there, or gives up.
-
-        States of other paths count against its limit, too. So one that gave up is asked once more from the
-        beginning, where only those of this path do: what it says is a function of the path.
-        """
+        """What the matcher says behind the answer; None where it cannot be there, or gives up. States of
+        other paths count against its limit, so it is asked once more from the beginning, without them."""
         for _ in range(2):
             found = ask() if self._moved(answer) else None
             if not self._matcher.is_error():

@@ -39,52 +39,48 @@ def check_size(size: int, what: str = "json_schema") -> None:
         )
 
 
-def size_of(schema: Mapping[str, Any]) -> int:
+def size_of(root: Mapping[str, Any]) -> int:
     """Schemas and items that this comes to; any number beyond the bound for more. Raises `InputError` for too
     many schemas in schemas."""
-    try:
-        return _Sizes(schema).of(schema, is_whole=False)
-    except RecursionError:
-        raise InputError("json_schema: expected fewer schemas in schemas") from None
+    known: dict[str, int] = {}
 
-
-class _Sizes:
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self._root = root
-        self._whole: dict[str, int] = {}
-
-    def of(self, schema: Any, *, is_whole: bool) -> int:
+    def size(schema: Any, *, is_whole: bool) -> int:
         """With all that it refers to where it `is_whole`, as is what is put together."""
         if not isinstance(schema, Mapping):
             return 1
         is_whole = is_whole or _is_put_together(schema)
-        size = 1 + max((_number(schema.get(word)) for word in ("minItems", "maxItems")), default=0)
-        if is_whole and isinstance(reference := schema.get("$ref"), str):
-            size += self._referred(reference)
+        found = 1 + max(_number(schema.get(word)) for word in ("minItems", "maxItems"))
+        reference = schema.get("$ref")
+        if is_whole and isinstance(reference, str):
+            if reference not in known:
+                known[reference] = 0  # the library refuses what it would have to write out for ever
+                known[reference] = size(_referred(root, reference), is_whole=True)
+            found += known[reference]
         for _, inner in inner_schemas(schema):
-            size += self.of(inner, is_whole=is_whole)
-            if size > SIZE_MAX:
+            found += size(inner, is_whole=is_whole)
+            if found > SIZE_MAX:
                 break
-        return size
-
-    def _referred(self, reference: str) -> int:
-        if reference not in self._whole:
-            self._whole[reference] = 0  # the library refuses what it would have to write out for ever
-            self._whole[reference] = self.of(self._found(reference), is_whole=True)
-        return self._whole[reference]
-
-    def _found(self, reference: str) -> Any:
-        if not reference.startswith("#") or reference[1:2] not in ("", "/"):
-            raise InputError(
-                f"json_schema: expected a $ref to a place here, with more beside it, got {reference!r:.80}"
-            )
-        found: Any = self._root
-        for part in unquote(reference[1:]).split("/")[1:]:
-            name = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list):
-                found = {str(at): each for at, each in enumerate(found)}
-            found = found.get(name) if isinstance(found, Mapping) else None
         return found
+
+    try:
+        return size(root, is_whole=False)
+    except RecursionError:
+        raise InputError("json_schema: expected fewer schemas in schemas") from None
+
+
+def _referred(root: Mapping[str, Any], reference: str) -> Any:
+    """What is in a place of a schema; None for nothing."""
+    if not reference.startswith("#") or reference[1:2] not in ("", "/"):
+        raise InputError(
+            f"json_schema: expected a $ref to a place here, with more beside it, got {reference!r:.80}"
+        )
+    found: Any = root
+    for part in unquote(reference[1:]).split("/")[1:]:
+        if isinstance(found, list):
+            found = {str(at): each for at, each in enumerate(found)}
+        name = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found
 
 
 def _is_put_together(schema: Mapping[str, Any]) -> bool:

@@ -16,8 +16,6 @@ the vocabulary:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
@@ -51,7 +49,8 @@ class Sampler:
     ) -> None:
         self.sampling = sampling
         self._noise = NoiseCache(sampling.seed, vocabulary_size)
-        self._shaping = Shaping(sampling, vocabulary_size, grammars) if sampling.is_shaped else None
+        ids = np.arange(vocabulary_size)
+        self._shaping = Shaping(sampling, ids, grammars) if sampling.is_shaped else None
 
     def mask(self, text: TextBefore) -> Mask | None:
         """Which tokens a grammar allows behind a text (`Shaping.mask`); None where none binds it."""
@@ -71,16 +70,15 @@ class Sampler:
             return int(np.argmax(logits))
         if not (self._is_top_k(logits) or sampling.min_p):
             if sampling.top_p == 1:
-                return self._winner(logits, position, [])
+                return self._winner(logits, position)
             if sampling.top_p >= LOW_TOP_P:
-                failed: list[int] = []
-                weights = _weights(logits, sampling.temperature)
+                weights, left = _weights(logits, sampling.temperature), logits.copy()
                 total = float(weights.sum(dtype=np.float64))
-                while len(failed) < TRIES_MAX:
-                    token = self._winner(logits, position, failed)
+                for _ in range(TRIES_MAX):
+                    token = self._winner(left, position)
                     if self._is_within_top_p(logits, weights, total, token):
                         return token
-                    failed.append(token)
+                    left[token] = -np.inf
         ids = self._filtered(logits)
         return int(ids[np.argmax(self.scores(logits, ids, position))])
 
@@ -140,24 +138,16 @@ class Sampler:
                 return ids, total
         return np.argsort(-logits, kind="stable"), total
 
-    def _winner(self, logits: F32, position: int, failed: Sequence[int]) -> int:
-        """The unfiltered argmax of `logit / T + G`, leaving out the ids that failed a filter."""
-        bits = self._noise.bits(position)
+    def _winner(self, logits: F32, position: int) -> int:
+        """The argmax of `logit / T + G`, of ids that may be drawn."""
+        bits, temperature = self._noise.bits(position), self.sampling.temperature
         count = min(HEAD_COUNT, len(logits))
         bound = np.float32(np.partition(logits, len(logits) - count)[len(logits) - count])
         head = np.flatnonzero(logits >= bound if bound > -np.inf else logits > bound)
-        head = head[~np.isin(head, failed)] if failed else head
-        threshold = 0
-        if len(head):
-            best = float(
-                (logits[head].astype(np.float64) / self.sampling.temperature + gumbel(bits[head])).max()
-            )
-            threshold = bits_above(best - float(bound) / self.sampling.temperature)
-        rest = np.flatnonzero(bits >= np.uint64(threshold))
+        best = float((logits[head].astype(np.float64) / temperature + gumbel(bits[head])).max())
+        rest = np.flatnonzero(bits >= np.uint64(bits_above(best - float(bound) / temperature)))
         candidates = np.union1d(head, rest)
-        if failed:
-            candidates = candidates[~np.isin(candidates, failed)]
-        scores = logits[candidates].astype(np.float64) / self.sampling.temperature + gumbel(bits[candidates])
+        scores = logits[candidates].astype(np.float64) / temperature + gumbel(bits[candidates])
         return int(candidates[np.argmax(scores)])
 
     def _is_within_top_p(self, logits: F32, weights: F32, total: float, token: int) -> bool:

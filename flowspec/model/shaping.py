@@ -34,19 +34,17 @@ def are_masks_beside(grammars: GrammarVocabulary | None) -> bool:
 
 
 class Shaping:
-    """For rows of logits whose columns are these tokens, or all below a number.
-
-    Without the vocabulary of a grammar (`grammars`) an answer that one binds can only end.
-    """
+    """For rows of logits whose columns are the tokens `ids`. Without the vocabulary of a grammar (`grammars`)
+    an answer that one binds can only end."""
 
     def __init__(
         self,
         sampling: Sampling,
-        tokens: int | npt.NDArray[np.integer],
+        ids: npt.NDArray[np.integer],
         grammars: GrammarVocabulary | None = None,
     ) -> None:
         self._sampling = sampling
-        self._ids: I64 = np.arange(tokens) if isinstance(tokens, int) else tokens.astype(np.int64)
+        self._ids: I64 = ids.astype(np.int64)
         biases = {**dict(sampling.logit_bias), **dict.fromkeys(sampling.suppress_tokens, -math.inf)}
         self._biased = np.flatnonzero(np.isin(self._ids, list(biases)))
         named = self._ids[self._biased].tolist()
@@ -71,7 +69,7 @@ class Shaping:
 
     def of(self, logits: F32, text: TextBefore | None, mask: Mask | None = None) -> F32:
         """Float32 `[columns]` or the first of them, as a new array; `text` may be None where the sampling
-        needs none. A `mask` that is known already is not asked for again."""
+        needs none, `mask` where it is not known yet."""
         shaped = logits.copy()
         count = int(np.searchsorted(self._biased, len(logits)))
         shaped[self._biased[:count]] += self._biases[:count]
@@ -110,8 +108,7 @@ class Shaping:
         return columns[is_here], counts[is_here]
 
     def _mask(self, shaped: F32, logits: F32, allowed: Mask) -> None:
-        """Takes the others out. Where none of the allowed ones may be drawn by the biases, these do not
-        count: an answer has a next token, and it is one that the grammar allows."""
+        """Takes the others out. Biases that leave none of the allowed ones do not count."""
         ids = self._ids[: len(shaped)]
         known = ids < len(allowed)
         columns = np.zeros(len(shaped), dtype=np.bool_)

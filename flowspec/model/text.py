@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import json
 import math
 import re
 import tempfile
@@ -18,66 +17,29 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
-from flowspec.model.chat_template import (
-    HiddenTokens,
-    Rendered,
-    SpanningTokenError,
-    TemplateNames,
-    bounded_time,
-    names_in,
-    without_cuts,
-)
-from flowspec.model.damage import advice_for_json, check_inside, read_head
+from flowspec.model.chat_template import HiddenTokens, Rendered, bounded_time, names_in, without_cuts
+from flowspec.model.damage import advice_for_json, check_inside
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.imports import IMPORTING
 from flowspec.model.json_files import read_json
-from flowspec.model.reply.form import (
-    CallFormat,
-    ReplyForm,
-    Thoughts,
-    form_of,
-    format_of,
-    is_in_channels,
-    thoughts_of,
-)
+from flowspec.model.reply.form import ReplyForm, Thoughts, form_of, is_in_channels, thoughts_of
 from flowspec.model.reply.parts import Part, Tool
 
 Messages = list[dict[str, Any]]
-_READ = (
-    *(
-        "tokenizer*",
-        "vocab*",
-        "merges*",
-        "added_tokens*",
-        "special_tokens_map*",
-        "chat_template*",
-        "chat_templates/*",
-        "additional_chat_templates/*",
-    ),
-    *("*.model", "*.tiktoken", "tekken.json", "config.json", "processor_config.json"),
-    *("*.codes", "*.spm", "*.tokenizer", "*_vocab.json", "byte_maps.json", "dict.txt", "emoji.json"),
-    *("normalizer.json", "word_*.json"),
+_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "config.json"),
 )
-"""What transformers may read for a tokenizer of the folder that it is in."""
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
-_OTHER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
+"""What a tokenizer is read from, beside further chat templates."""
 _UNSUPPORTED: dict[str, Any] = {
-    "encoder_repetition_penalty": 1.0,
-    "guidance_scale": 1.0,
-    "typical_p": 1.0,
-    "num_beams": 1,
-    "penalty_alpha": 0.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "no_repeat_ngram_size": 0,
-    "min_length": 0,
-    "min_new_tokens": 0,
+    **dict.fromkeys(("encoder_repetition_penalty", "guidance_scale", "typical_p", "num_beams"), 1),
+    **dict.fromkeys(("penalty_alpha", "epsilon_cutoff", "eta_cutoff", "no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("min_length", "min_new_tokens"), 0),
     "bad_words_ids": [],
     "begin_suppress_tokens": [],
     "sequence_bias": {},
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id")),
     **GGUF_ONLY,
 }
 """Features of a generation config that FlowSpec lacks, each with the value that switches it off."""
@@ -87,23 +49,16 @@ _END = "\ue000here the last message ends\ue001"
 UNFINISHED = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How SentencePiece names a byte that is no character of its own."""
-_PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
-_BYTES = {chr(byte): bytes([byte]) for byte in _PRINTABLE} | {
-    chr(0x100 + place): bytes([byte])
-    for place, byte in enumerate(byte for byte in range(0x100) if byte not in _PRINTABLE)
+_UNSEEN = (*range(0x21), *range(0x7F, 0xA1), 0xAD)
+_BYTES = {chr(byte): bytes([byte]) for byte in range(0x100) if byte not in _UNSEEN} | {
+    chr(0x100 + place): bytes([byte]) for place, byte in enumerate(_UNSEEN)
 }
 """The characters by which byte-level BPE writes bytes: those that can be seen for themselves, the others from
 U+0100 on."""
-
-_LOOKED_FOR = (
-    r"""(?:split|startswith|endswith|find|index|replace)\(\s*['"]{mark}|['"]{mark}['"]\s+(?:not\s+)?in\b"""
-)
-"""How a template looks for a text."""
 _AROUND = {f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/")}
 """Tokens that are no special ones in many vocabularies, and do what these do."""
-_ROLE_TOOL = re.compile(r"""role['"]?[\])]*\s*(?:[!=]=|(?:not\s+)?in\b)\s*[^%}]{0,80}?['"]tool['"]""")
-"""Where a template asks whether a message is a tool's."""
-
+_DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"}
+"""What tokenizers make text with that is the bytes of its tokens, one behind the other."""
 ROLES = frozenset(("assistant", "system", "user"))
 """Those that every chat template is given; others it must name itself."""
 PIECE_CHARS = 1 << 14
@@ -129,14 +84,11 @@ class TooLongError(InputError):
 
 def check_tokenizer(files: ModelFiles) -> None:
     """Raises `InputError` for a model without a tokenizer."""
+    if files.has_tokenizer:
+        return
+    cure = "put its tokenizer.json there; `flowspec fetch OWNER/NAME` gets the whole model"
     if files.gguf is not None:
-        if files.has_tokenizer:
-            return
         cure = "take another GGUF file of it, whose metadata has one"
-    else:
-        if any(files.find(name) is not None for name in _TOKENIZER_FILES):
-            return
-        cure = "put its tokenizer.json there; `flowspec fetch OWNER/NAME` gets the whole model"
     raise InputError(
         f"model {files.model!r} has no tokenizer; {cure}; or use flowspec generate --prompt-token-ids 1,5,9"
     )
@@ -146,43 +98,21 @@ class Tokenizer:
     """A model's tokenizer, loaded with transformers."""
 
     def __init__(self, files: ModelFiles) -> None:
-        with IMPORTING:
-            from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
         check_tokenizer(files)
-        found = [
-            path for name in (*_TOKENIZER_FILES, *_OTHER_FILES) if (path := files.find(name)) is not None
-        ]
-        if files.gguf is None:
-            files.path("config.json")
-            _check_files(found[0].parent)
         self._model = files.model
         with self._used():
-            try:
-                if files.gguf is not None:
-                    from flowspec.model.gguf.tokenizer import load
-
-                    self._tokenizer: Any = load(files.gguf_file)
-                else:
-                    # tokenizer.json as it stands: classes of transformers may build another tokenizer. Llama
-                    # 2's loses a space that a text begins with, or has none behind special tokens.
-                    kind = PreTrainedTokenizerFast if found[0].name == "tokenizer.json" else AutoTokenizer
-                    with _plain_folder(found[0].parent) as folder:
-                        self._tokenizer = kind.from_pretrained(
-                            folder, local_files_only=True, trust_remote_code=False
-                        )
-            except InputError:
-                raise
-            except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
-                text = " ".join(str(error).split())
-                known = (advice_for_json(path) for path in found if files.gguf is None)
-                why = next(filter(None, known), f"{text:.200}")
-                raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
-        self._names: dict[str, TemplateNames] = {}
+            self._tokenizer = _load(files)
+            decoder = self._tokenizer.backend_tokenizer.decoder
+            steps = re.findall(r'"type":"(\w+)"', decoder.__getstate__().decode() if decoder else "")
+            if not steps or set(steps) - _DECODERS:
+                raise InputError(
+                    f"the tokenizer of {self._model!r}: decoder: expected {', '.join(sorted(_DECODERS))}, "
+                    f"got {', '.join(steps) or 'none':.80}"
+                )
+        self._is_byte_level = "ByteLevel" in steps
         self._takes_tools = False
-        self._tokenizer.model_max_length = (
-            limits.ID_MAX
-        )  # only compared with a text's length, to warn; the context is checked by the head
+        # Only compared with a text's length, to warn; the head checks the context.
+        self._tokenizer.model_max_length = limits.ID_MAX
 
     @property
     def has_chat_template(self) -> bool:
@@ -195,7 +125,7 @@ class Tokenizer:
 
     def encode(self, text: str, bound: Bound | None = None) -> list[int]:
         """A plain prompt, with the special tokens that the model's tokenizer adds."""
-        return self._ids(text, bound, add_special_tokens=True)
+        return list(self._encoded(text, bound)["input_ids"])
 
     def encode_chat(
         self, messages: Messages, bound: Bound | None = None, *, continues: bool = False
@@ -207,21 +137,10 @@ class Tokenizer:
         """What `render_chat` made. Raises `InputError` for a tokenizer that cannot take a special token's
         text for text, where a message has one."""
         if not rendered.plain:
-            return self._ids(rendered.text, bound, add_special_tokens=False)
+            return list(self._encoded(rendered.text, bound, add_special_tokens=False)["input_ids"])
         text, cutting = rendered.cut()
-        check_utf8(text)
-        with self._used():
-            if bound is not None:
-                self._check_length(text, bound)
-            try:
-                found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-                return without_cuts(found["input_ids"], found["offset_mapping"], text, cutting)
-            except (NotImplementedError, SpanningTokenError):
-                (mark, *_) = rendered.plain.values()
-                raise InputError(
-                    f"{mark!r:.80} is a special token of this model, and its tokenizer cannot take it for "
-                    "text; write it in another way"
-                ) from None
+        found = self._encoded(text, bound, add_special_tokens=False, return_offsets_mapping=True)
+        return without_cuts(found["input_ids"], found["offset_mapping"], text, cutting)
 
     def render_chat(
         self,
@@ -238,20 +157,27 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InputError("this model has no chat template; use flowspec generate --raw")
         self._check_roles(messages, tools)
-        documents = [tool.document for tool in tools]
-        hidden = HiddenTokens(self._marks(tools), [messages, documents, variables])
-        around = self._marks_of_thoughts(tools)
-        messages = [
-            {**hidden.hide(message), **_thoughts_left(message, hidden, *around)} for message in messages
-        ]
+        template, documents = self.template(tools), [tool.document for tool in tools]
+        marks, around = self._marks(template), thoughts_of(template) or Thoughts("", "")
+        kept = {
+            mark
+            for mark in marks
+            if mark in f"{around.begin} {around.end}" and _is_looked_for(mark, template)
+        }
+        end = around.end if around.end in kept else ""
+        hidden = HiddenTokens(marks, [messages, documents, variables])
+        shown = [_hide_in(message, hidden, end, kept) for message in messages]
+        if any("reasoning_content" in message for message in messages):
+            fields = names_in(template).fields
+            if "thinking" in fields and "reasoning_content" not in fields:
+                shown = list(map(_as_thinking, shown))
         if continues:
-            last = {**messages[-1], "content": messages[-1]["content"] + _END}
-            messages = [*messages[:-1], last]
+            shown[-1] = {**shown[-1], "content": shown[-1]["content"] + _END}
         try:
             with bounded_time():
                 text = str(
                     self._tokenizer.apply_chat_template(
-                        self._with_thoughts(messages, tools),
+                        shown,
                         tools=hidden.hide(documents) or None,
                         tokenize=False,
                         add_generation_prompt=not continues,
@@ -276,23 +202,25 @@ class Tokenizer:
             )
         return hidden.rendered(text)
 
-    def _marks(self, tools: Sequence[Tool]) -> list[str]:
+    def _marks(self, template: str) -> list[str]:
         """The texts of tokens that a template may write and nobody else: special tokens, and others that were
         added to the vocabulary and that it names, or that stand around thoughts, calls and results."""
-        template, known = self.template(tools), self._specials | _AROUND
-        return [text for text in self.added_tokens if text.strip() and (text in known or text in template)]
-
-    def _marks_of_thoughts(self, tools: Sequence[Tool]) -> tuple[list[str], list[str]]:
-        """Those at the beginning and at the end of thoughts, which the template looks for in an assistant's
-        messages, to tell them from text."""
-        template = self.template(tools)
-        found = thoughts_of(template) or Thoughts("", "")
-        marks = [
-            mark
-            for mark in self._marks(tools)
-            if re.search(_LOOKED_FOR.format(mark=re.escape(mark)), template)
+        return [
+            text
+            for text, token in self.added_tokens.items()
+            if text.strip() and (token in self.special_ids or text in _AROUND or text in template)
         ]
-        return [mark for mark in marks if mark in found.begin], [mark for mark in marks if mark in found.end]
+
+    def _check_roles(self, messages: Messages, tools: Sequence[Tool] = ()) -> None:
+        """Raises `InputError` for a role that the template does not name, and so may leave out."""
+        template = self.template(tools)
+        for role in {message["role"] for message in messages} - ROLES:
+            is_named = f"'{role}'" in template or f'"{role}"' in template
+            if not is_named or (role == "tool" and "tool_responses" in names_in(template).fields):
+                raise InputError(
+                    f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
+                    "template does not have"
+                )
 
     def template(self, tools: Sequence[Tool] = ()) -> str:
         """The chat template, of which a model may have another one for tools; empty without one."""
@@ -304,95 +232,41 @@ class Tokenizer:
         except Exception as error:  # noqa: BLE001 - whatever transformers meets in a broken file
             raise InputError(f"the model's chat template cannot be used: {first_line(error)}") from None
 
-    def template_names(self, tools: Sequence[Tool] = ()) -> TemplateNames:
-        """What that template looks at."""
-        template = self.template(tools)
-        if template not in self._names:
-            self._names[template] = names_in(template)
-        return self._names[template]
-
     def takes_tools(self, messages: Messages, tools: Sequence[Tool], variables: Mapping[str, Any]) -> bool:
         """Whether the template tells of tools, which it need not do though it looks at them."""
-        if not self._takes_tools and "tools" in self.template_names(tools).variables:
+        if not self._takes_tools and "tools" in names_in(self.template(tools)).variables:
             with_tools = self.render_chat(messages, tools, variables)
             without = self.render_chat(messages, (), variables)
             self._takes_tools = with_tools.readable() != without.readable()
         return self._takes_tools
 
-    def call_format(self, tools: Sequence[Tool]) -> CallFormat | None:
-        """How the model writes calls; None: that is not known."""
-        return format_of(self.template(tools), self.added_tokens)
-
-    def can_think(self, tools: Sequence[Tool] = ()) -> bool:
-        """Whether the model may write thoughts."""
-        return self.is_in_channels or thoughts_of(self.template(tools)) is not None
+    @property
+    def is_in_channels(self) -> bool:
+        """Whether the model writes messages in channels."""
+        return is_in_channels(self.added_tokens)
 
     def reply_form(
         self, prompt: str, tools: Sequence[Tool] = (), *, is_single: bool = False
     ) -> ReplyForm | None:
-        """The form of the reply to a rendered dialogue: with thoughts, and calls of tools. None for a model
-        that writes nothing but text."""
+        """The form of the reply to a rendered dialogue; None for a model that writes nothing but text."""
         known = {tool.name: tool for tool in tools}
         return form_of(self.template(tools), self.added_tokens, prompt, known, is_single=is_single)
-
-    def marks(self, texts: Sequence[str]) -> dict[int, str]:
-        """Those of the texts that are tokens of their own, which `decode` may leave out."""
-        added = self.added_tokens
-        return {added[text]: text for text in texts if text in added}
 
     @cached_property
     def added_tokens(self) -> Mapping[str, int]:
         """Tokens that were added to the vocabulary, special ones among them, by their names."""
         return {str(text): token for token, text in self._tokenizer.added_tokens_decoder.items()}
 
-    @property
-    def _specials(self) -> frozenset[str]:
-        """The texts of special tokens."""
-        added = self._tokenizer.added_tokens_decoder.values()
-        return frozenset(map(str, filter(lambda token: token.special, added)))
-
-    def takes_calls(self, tools: Sequence[Tool] = ()) -> bool:
-        """Whether the template has a place for calls in messages."""
-        names = self.template_names(tools)
-        return "tool_calls" in names.fields | names.variables
-
-    def _with_thoughts(self, messages: Messages, tools: Sequence[Tool]) -> Messages:
-        """Messages whose thoughts go by the name that the template has for them.
-
-        One with the name `thinking` takes either thoughts or a text beside calls, and raises for both.
-        """
-        if not any("reasoning_content" in message for message in messages):
-            return messages
-        fields = self.template_names(tools).fields
-        if "reasoning_content" in fields or "thinking" not in fields:
-            return messages
-        found = []
-        for message in messages:
-            rest = {name: value for name, value in message.items() if name != "reasoning_content"}
-            if len(rest) < len(message) and not (rest.get("tool_calls") and rest["content"]):
-                rest["thinking"] = message["reasoning_content"]
-            found.append(rest)
-        return found
-
-    def _check_roles(self, messages: Messages, tools: Sequence[Tool] = ()) -> None:
-        """Raises `InputError` for a role that the template does not name: it would be left out, or be one
-        that the model never saw."""
-        template = self.template(tools)
-        for role in {message["role"] for message in messages} - ROLES:
-            is_named = f"'{role}'" in template or f'"{role}"' in template
-            if role == "tool" and "tool_responses" in self.template_names(tools).fields:
-                is_named = _ROLE_TOOL.search(template) is not None  # else results stand with the calls
-            if not is_named:
-                raise InputError(
-                    f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
-                    "template does not have"
-                )
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that `decode` leaves out."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        return frozenset(token for token, text in added if text.special)
 
     def encode_dialogue(
         self, messages: Messages, *, system: str | None = None, is_raw: bool = False
     ) -> list[int]:
-        """A dialogue in the chat template; without one, or raw, its texts as they are, one behind the
-        other."""
+        """A dialogue in the chat template; without one, or raw, its texts one behind the other."""
         if is_raw or not self.has_chat_template:
             if system:
                 raise InputError(
@@ -402,127 +276,84 @@ class Tokenizer:
         before = [{"role": "system", "content": system}] if system else []
         return self.encode_chat([*before, *messages])
 
-    def _ids(self, text: str, bound: Bound | None, *, add_special_tokens: bool) -> list[int]:
+    def _encoded(self, text: str, bound: Bound | None, **options: bool) -> Any:
         check_utf8(text)
         with self._used():
             if bound is not None:
                 self._check_length(text, bound)
-            return [
-                int(token)
-                for token in self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"]
-            ]
+            return self._tokenizer(text, **options)
 
     def _check_length(self, text: str, bound: Bound) -> None:
-        """Raises `TooLongError` for a text that has more tokens than the bound says, having looked at no more
-        than that takes.
-
-        A piece of the text has the tokens that it has in the whole, but for a few at its ends.
-        """
-        size = len(text.encode())
+        """Raises `TooLongError` for a text of more tokens, having looked at no more than that takes: a piece
+        of it has the tokens that it has in the whole, but for a few at its ends."""
+        size, count = len(text.encode()), 0
         if size > bound.tokens * self.longest_bytes:
             raise TooLongError(size // self.longest_bytes)
-        count = 0
         for begin in range(0, len(text), PIECE_CHARS) if len(text) > PIECE_CHARS else ():
             if not bound.is_wanted():
                 raise InputError("nobody waits for these tokens any more")
             piece = text[begin : begin + PIECE_CHARS]
-            count += max(
-                0, len(self._tokenizer(piece, add_special_tokens=False)["input_ids"]) - 2 * self.longest_bytes
-            )
+            found = len(self._tokenizer(piece, add_special_tokens=False)["input_ids"])
+            count += max(0, found - 2 * self.longest_bytes)
             if count > bound.tokens:
                 raise TooLongError(count)
 
     @cached_property
     def longest_bytes(self) -> int:
         """Bytes of text that a token stands for at most."""
-        is_bytes = "ByteLevel" in self._decoders
         pieces = self._tokenizer.get_vocab()
-        return max((len(piece) if is_bytes else len(piece.encode()) for piece in pieces), default=1)
-
-    @property
-    def is_in_channels(self) -> bool:
-        """Whether the model writes messages in channels."""
-        return is_in_channels(self.added_tokens)
+        return max(map(len, pieces if self._is_byte_level else map(str.encode, pieces)), default=1)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
         with self._used():
-            return str(
-                self._tokenizer.decode(
-                    list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
-                )
-            )
+            options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+            return str(self._tokenizer.decode(list(tokens), **options))
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text's UTF-8; a special one its name, an id that stands for nothing no
-        bytes.
-
-        A character may take several tokens, so the bytes of one need be no text.
-        """
+        """What a token adds to the text's UTF-8, which need be no whole character; a special one its name, an
+        id that stands for nothing no bytes."""
         with self._used():
             piece = self._tokenizer.convert_ids_to_tokens(token)
             if piece is None:
                 return b""
-            if token in self._tokenizer.added_tokens_decoder:
-                return str(piece).encode()
-            return self._piece_bytes(token, str(piece))
+            return piece.encode() if piece in self.added_tokens else self._piece_bytes(piece)
 
-    def _piece_bytes(self, token: int, piece: str) -> bytes:
+    def _piece_bytes(self, piece: str) -> bytes:
         """What a token that was not added to the vocabulary stands for, by how that writes it."""
-        if "ByteLevel" in self._decoders:
-            return b"".join(
-                _BYTES[character] if character in _BYTES else character.encode() for character in piece
-            )
+        if self._is_byte_level:
+            return b"".join(_BYTES.get(character) or character.encode() for character in piece)
         if found := _BYTE_TOKEN.fullmatch(piece):
             return bytes.fromhex(found[1])
-        if self._decoders:
-            return piece.replace("\u2581", " ").encode()
-        return str(self._tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
+        return piece.replace("\u2581", " ").encode()
 
     def token_bytes_of_all(self, count: int, stop_ids: Collection[int]) -> TokenBytes:
-        """What each id below `count` adds to a text that a grammar binds. Tokens that were added to the
-        vocabulary are marks of the model's own, and in no such text unless they are white space.
-
-        Raises `InputError` for a vocabulary that cannot be one.
-        """
+        """What each id below `count` adds to a text that a grammar binds; nothing what was added to the
+        vocabulary, unless it is white space. Raises `InputError` for a vocabulary that cannot be one."""
         with self._used():
             texts = [b""] * count
-            added = self._tokenizer.added_tokens_decoder
             special = {*stop_ids, *self._tokenizer.all_special_ids}
-            spaced = None
             for piece, token in self._tokenizer.get_vocab().items():
                 if not 0 <= token < count or token in special:
                     continue
-                if token in added:
-                    found = b"" if str(piece).strip() else str(piece).encode()
+                if piece in self.added_tokens:
+                    found = b"" if piece.strip() else piece.encode()
                 else:
-                    found = self._piece_bytes(token, str(piece))
+                    found = self._piece_bytes(piece)
                 if len(found) <= limits.TOKEN_BYTES_MAX:
                     texts[token] = found
-                if spaced is None and len(found) > 1 and found[0] == 0x20 and found[1:2].isalpha():
-                    spaced = token
-        drops = spaced is not None and not self.decode([spaced]).startswith(" ")
+        spaced = (token for token, text in enumerate(texts) if text[:1] == b" " and text[1:2].isalpha())
+        first = next(spaced, None)
+        drops = first is not None and not self.decode([first]).startswith(" ")
         try:
             return TokenBytes(tuple(texts), drops)
         except ValueError as error:
             raise InputError(f"the tokenizer of {self._model!r}: {error}") from None
 
-    @cached_property
-    def _decoders(self) -> set[str]:
-        """The kinds of the steps by which the tokenizers library makes text of tokens; none for a tokenizer
-        of another library."""
-        decoder = getattr(getattr(self._tokenizer, "backend_tokenizer", None), "decoder", None)
-        state = {} if decoder is None else json.loads(decoder.__getstate__())
-        return {str(step.get("type")) for step in [state, *state.get("decoders", ())] if step}
-
     @contextlib.contextmanager
     def _used(self) -> Iterator[None]:
-        """Has a tokenizer that fails in the tokenizers library, whose parts may not fit each other, be one
-        line.
-
-        The library raises `Exception` itself, or where its Rust code panics (which it also tells on stderr)
-        an exception beside all others, whose class nobody can import.
-        """
+        """Has a tokenizer whose parts do not fit each other be one line. The tokenizers library raises
+        `Exception` itself then, or where its Rust code panics one whose class nobody can import."""
         try:
             yield
         except BaseException as error:
@@ -531,46 +362,72 @@ class Tokenizer:
             raise InputError(f"the tokenizer of {self._model!r} is broken: {first_line(error)}") from None
 
 
-def _read_files(folder: Path) -> list[Path]:
-    """What transformers may read for a tokenizer."""
-    return sorted({path for pattern in _READ for path in folder.glob(pattern)})
+def _load(files: ModelFiles) -> Any:
+    """A tokenizer in transformers' form. tokenizer.json is taken as it stands: classes of transformers may
+    build another one. Llama 2's loses a space that a text begins with, or has none behind special tokens."""
+    with IMPORTING:
+        from transformers import PreTrainedTokenizerFast
+
+    paths = [path for name in _FILES if (path := files.find(name)) is not None]
+    try:
+        if files.gguf is not None:
+            from flowspec.model.gguf.tokenizer import load
+
+            return load(files.gguf_file)
+        with tempfile.TemporaryDirectory() as room:
+            _copy(paths, Path(room))
+            return PreTrainedTokenizerFast.from_pretrained(room, local_files_only=True)
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
+        text = " ".join(str(error).split())
+        why = next(filter(None, map(advice_for_json, paths)), f"{text:.200}")
+        raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
 
 
-def _check_files(folder: Path) -> None:
-    """Raises `InputError` for a file that is a link out of the folder, or so large that reading it, which
-    takes a hundred times its size, could take all memory."""
-    for path in _read_files(folder):
-        try:
-            size = path.stat().st_size
-        except OSError:
-            continue  # a link to nowhere, which nobody reads either
-        if size > limits.JSON_BYTES_MAX and path.is_file():
-            raise InputError(
-                f"{path}: expected at most {limits.JSON_BYTES_MAX >> 20} MiB, got {-(-size >> 20)}"
-            )
+def _copy(paths: Sequence[Path], room: Path) -> None:
+    """Copies files of a tokenizer, and chat templates beside them, to where transformers reads nothing else,
+    without byte order marks, which it stumbles over. Raises `InputError` for a link out of the folder, and
+    for a file so large that reading it, which takes a hundred times its size, could take all memory."""
+    folder = paths[0].parent
+    for path in (*paths, *folder.glob("additional_chat_templates/*.jinja")):
+        size = path.stat().st_size
+        if size > limits.JSON_BYTES_MAX:
+            most = limits.JSON_BYTES_MAX >> 20
+            raise InputError(f"{path}: expected at most {most} MiB, got {-(-size >> 20)}")
         check_inside(path, folder)
-    config = folder / "tokenizer_config.json"
-    names = read_json(config).get("fast_tokenizer_files") if config.is_file() else None
-    if isinstance(names, list) and any(Path(str(name)).name != name for name in names):
-        raise InputError(
-            f"{config}: fast_tokenizer_files: expected names of files beside it, got {names!r:.80}"
-        )
+        if path.name == "tokenizer_config.json" and "fast_tokenizer_files" in read_json(path):
+            raise InputError(f"{path}: fast_tokenizer_files: expected none, since tokenizer.json is read")
+        copy = room / path.relative_to(folder)
+        copy.parent.mkdir(exist_ok=True)
+        copy.write_bytes(path.read_bytes().removeprefix(codecs.BOM_UTF8))
 
 
-@contextlib.contextmanager
-def _plain_folder(folder: Path) -> Iterator[Path]:
-    """The folder of a tokenizer; where files begin with a byte order mark, which libraries stumble over, a
-    copy without."""
-    files = [path for path in _read_files(folder) if path.is_file()]
-    if not any(read_head(path).startswith(codecs.BOM_UTF8) for path in files):
-        yield folder
-        return
-    with tempfile.TemporaryDirectory() as room:
-        for path in files:
-            copy = Path(room, path.relative_to(folder))
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_bytes(path.read_bytes().removeprefix(codecs.BOM_UTF8))
-        yield Path(room)
+def _hide_in(
+    message: dict[str, Any], hidden: HiddenTokens, end: str, kept: Collection[str]
+) -> dict[str, Any]:
+    """A message without the texts of special tokens. In an assistant's, up to the `end` of thoughts, those
+    around thoughts are `kept`: the template looks for them, to tell thoughts from text."""
+    found, text = hidden.hide(message), message.get("content")
+    if message["role"] == "assistant" and isinstance(text, str) and end and end in text:
+        begin, mark, rest = text.rpartition(end)
+        found["content"] = hidden.hide(begin + mark, kept) + hidden.hide(rest)
+    return dict(found)
+
+
+def _is_looked_for(mark: str, template: str) -> bool:
+    quoted = f"""['"]{re.escape(mark)}"""
+    call = rf"(?:split|startswith|endswith|find|index|replace)\(\s*{quoted}"
+    return re.search(rf"""{call}|{quoted}['"]\s+(?:not\s+)?in\b""", template) is not None
+
+
+def _as_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    """A message for a template that calls thoughts `thinking`, and takes either them or a text beside
+    calls."""
+    found = {name: value for name, value in message.items() if name != "reasoning_content"}
+    if "reasoning_content" in message and not (found.get("tool_calls") and found["content"]):
+        found["thinking"] = message["reasoning_content"]
+    return found
 
 
 def check_utf8(text: str) -> None:
@@ -581,106 +438,80 @@ def check_utf8(text: str) -> None:
         raise InputError("expected text in UTF-8, got bytes that are none") from None
 
 
-def _marks_at_end(text: str) -> int:
-    return len(text) - len(text.rstrip(UNFINISHED))
-
-
 class TextStream:
-    """Turns tokens into text as they come: never half a character, never the beginning of a stop string. Of
-    an answer in channels only what is for the user is text.
-
-    With a `form` the text is what the answer has beside thoughts and calls, which are `parts`; stop strings
-    are looked for in the text alone.
-    """
-
-    WINDOW = 24
+    """Turns tokens into text as they come: never half a character, never the beginning of a stop string. Text
+    is what an answer in channels has for the user, and one with a `form` beside thoughts and calls."""
 
     def __init__(
         self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), form: ReplyForm | None = None
     ) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stop_strings)
+        self._longest_stop = max(map(len, self._stops), default=0)
         self._has_parts = form is not None
-        if form is None and tokenizer.is_in_channels:
-            form = ReplyForm(is_in_channels=True)
-        self._reader = None if form is None else form.reader()
-        self._marks = {} if form is None else tokenizer.marks(form.marks)
-        self._is_single = form is not None and form.is_single
+        form = form or ReplyForm(is_in_channels=tokenizer.is_in_channels)
+        self._reader = form.reader()
+        ids = tokenizer.added_tokens
+        self._marks = {ids[text]: text for text in form.marks if text in ids}
+        self._is_single = form.is_single
         self._parts: list[Part] = []
         self.thought_tokens = 0
         """Tokens of thoughts, with the marks around them."""
-        self._pending: list[int] = []
-        self._context: list[int] = []
-        self._text = ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._has_begun = False
+        self.text = ""
+        """All text so far, cut before a stop string."""
         self._shown = 0
         self.is_stopped = False
         """Nothing of what comes is read any more."""
         self.is_cut = False
         """The text ended before a stop string, which is no part of it."""
 
-    @property
-    def text(self) -> str:
-        """All text so far, cut before a stop string."""
-        return self._text
-
     def push(self, tokens: Sequence[int]) -> str:
         """Takes new tokens, returns the text that can be shown now."""
         for token in tokens:
-            was_thinking = self._reader is not None and self._reader.is_thinking
+            was_thinking = self._reader.is_thinking
             if token in self._marks:
                 self._flush()
                 self._read(self._marks[token], is_mark=True)
             else:
-                self._pending.append(token)
-                fresh = self._fresh()
-                if not fresh.endswith(UNFINISHED):
-                    self._append(fresh)
-            if self._reader is not None and self._has_parts:
+                self._read(self._decoder.decode(self._bytes(token)))
+            if self._has_parts:
                 self.thought_tokens += was_thinking or self._reader.is_thinking
-        hold = max((self._overlap(stop) for stop in self._stops), default=0)
-        return self._show(len(self._text) - hold)
+        hold = max(map(self._overlap, self._stops), default=0)
+        return self._show(len(self.text) - hold)
 
     def finish(self) -> str:
         """What was held back, at the end of the answer."""
         self._flush()
-        if self._reader is not None and not self.is_stopped:
+        if not self.is_stopped:
             self._sort(self._reader.finish())
-        return self._show(len(self._text))
+        return self._show(len(self.text))
 
     def take_parts(self) -> tuple[Part, ...]:
         """What there is of thoughts and calls since the last time."""
         found, self._parts = tuple(self._parts), []
         return found
 
+    def _bytes(self, token: int) -> bytes:
+        """What a token adds to the text; the first may lose a space that it begins with."""
+        if token in self._tokenizer.special_ids:
+            return b""
+        own, is_first, self._has_begun = self._tokenizer.token_bytes(token), not self._has_begun, True
+        if is_first and own.startswith(b" "):
+            text = self._tokenizer.decode([token])
+            return own if UNFINISHED in text else text.encode()
+        return own
+
     def _flush(self) -> None:
         """What is pending; the bytes of half a character at its end are no text."""
-        if self._pending:
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-            shown = filter(lambda token: self._tokenizer.decode([token]), self._pending)
-            whole = decoder.decode(b"".join(map(self._tokenizer.token_bytes, shown)))
-            half, fresh = decoder.getstate()[0], self._fresh()
-            if half.decode(errors="replace") == UNFINISHED:  # the decoder holds half a surrogate, too
-                # Most tokenizers show half a character as one mark, as Python does, and some each byte of it.
-                is_one = _marks_at_end(fresh) == _marks_at_end(whole) + 1
-                fresh = fresh[: -1 if is_one else -len(half)]
-            self._append(fresh)
-
-    def _fresh(self) -> str:
-        """Text of the pending tokens, decoded with those before them so that spaces come out right."""
-        before = self._tokenizer.decode(self._context)
-        return self._tokenizer.decode(self._context + self._pending)[len(before) :]
-
-    def _append(self, fresh: str) -> None:
-        self._context = (self._context + self._pending)[-self.WINDOW :]
-        self._pending = []
-        self._read(fresh)
+        rest = self._decoder.getstate()[0].decode(errors="replace")
+        self._decoder.reset()
+        if rest and rest != UNFINISHED:  # the decoder holds half a surrogate, too
+            self._read(rest)
 
     def _read(self, fresh: str, *, is_mark: bool = False) -> None:
-        if self.is_stopped:
-            return
-        if self._reader is None:
-            self._grow(fresh)
-        else:
+        if not self.is_stopped:
             self._sort(self._reader.push(fresh, is_mark=is_mark))
 
     def _sort(self, parts: Sequence[Part]) -> None:
@@ -695,19 +526,19 @@ class TextStream:
                 return
 
     def _grow(self, fresh: str) -> None:
-        searched = max(0, len(self._text) - max((len(stop) for stop in self._stops), default=0))
-        self._text += fresh
-        found = [at for stop in self._stops if (at := self._text.find(stop, searched)) >= 0]
+        searched = max(0, len(self.text) - self._longest_stop)
+        self.text += fresh
+        found = [at for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
         if found:
-            self._text = self._text[: min(found)]
+            self.text = self.text[: min(found)]
             self.is_stopped = self.is_cut = True
 
     def _overlap(self, stop: str) -> int:
         """Length of the longest end of the text that may become the stop string."""
-        return max((n for n in range(1, len(stop)) if self._text.endswith(stop[:n])), default=0)
+        return max((n for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0)
 
     def _show(self, end: int) -> str:
-        piece = self._text[self._shown : end]
+        piece = self.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
 
@@ -727,13 +558,9 @@ class StopStrings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommended:
-    """What a model's files say: its stop tokens, those that are never to be drawn, however an answer is
-    sampled, and, where it samples, how.
-
-    `sampling` holds fields of `Sampling`: a temperature among them where the model samples, else penalties
-    alone, by which the likeliest token may be another one. `unsupported` names features it asks for that
-    FlowSpec lacks; callers that follow the recommendation refuse them.
-    """
+    """What a model's files say: its stop tokens; those that are never to be drawn; fields of `Sampling`, a
+    temperature among them where the model samples, else penalties alone; and features that FlowSpec lacks,
+    which callers that follow the recommendation refuse."""
 
     stop_ids: frozenset[int]
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -746,71 +573,43 @@ class Recommended:
 
 
 def recommended(files: ModelFiles, config: Any) -> Recommended:
-    """Reads generation_config.json or what stands for it in a GGUF file (all of it optional), the config's
-    stop tokens, and what a GGUF file says of its vocabulary. Raises `InputError` for fields that are not what
-    they should be."""
+    """Reads generation_config.json, or what stands for it in a GGUF file, and the config's stop tokens.
+    Raises `InputError` for fields that are not what they should be."""
     path = files.find("generation_config.json")
+    raw = {} if path is None else read_json(path)
     if files.gguf is not None:
         raw = files.gguf_file.generation_config()
-    else:
-        raw = {} if path is None else _read_generation_config(path)
+    said = {name: raw[name] for name in _RECOMMENDED if raw.get(name) is not None}
+    for name, value in said.items():
+        if type(value) not in (int, _RECOMMENDED[name]) or not -math.inf < value < math.inf:
+            raise InputError(f"{path}: {name}: expected a number, got {value!r:.80}")
     stops = raw.get("eos_token_id", getattr(config, "eos_token_id", None))
-    stop_ids = frozenset([stops] if isinstance(stops, int) else stops or [])
+    stops = stops if isinstance(stops, list) else [] if stops is None else [stops]
+    if not all(type(stop) is int for stop in stops):
+        raise InputError(f"{path}: eos_token_id: expected a token id or a list of them, got {stops!r:.80}")
     suppressed = _token_ids(f"{path}: suppress_tokens", raw.get("suppress_tokens"))
     if files.gguf is not None:
         from flowspec.model.gguf import tokenizer
 
-        stop_ids |= tokenizer.stop_ids(files.gguf_file)
+        stops = [*stops, *tokenizer.stop_ids(files.gguf_file)]
         key = "tokenizer.ggml.suppress_tokens"
         suppressed |= _token_ids(f"{files.gguf}: {key}", files.gguf_file.metadata.get(key))
-    unsupported = tuple(
-        name for name, off in _UNSUPPORTED.items() if raw.get(name) is not None and raw[name] != off
-    )
-    said = {name: raw[name] for name in _RECOMMENDED if raw.get(name) is not None}
     penalties = {name: value for name, value in said.items() if name.endswith("_penalty")}
     return Recommended(
-        stop_ids=stop_ids,
+        stop_ids=frozenset(stops),
         sampling={"temperature": 1.0, **said} if raw.get("do_sample") else penalties,
         suppress_tokens=tuple(sorted(suppressed)),
-        unsupported=unsupported,
+        unsupported=tuple(name for name, off in _UNSUPPORTED.items() if raw.get(name) not in (None, off)),
     )
-
-
-def _thoughts_left(
-    message: Mapping[str, Any], hidden: HiddenTokens, begin: Sequence[str], end: Sequence[str]
-) -> dict[str, str]:
-    """The content of an assistant's message whose thoughts end, with the marks around them, for the template
-    to find, and without any other; nothing of other messages."""
-    text = message.get("content")
-    if message["role"] != "assistant" or not isinstance(text, str):
-        return {}
-    place = max((text.rfind(mark) + len(mark) for mark in end if mark in text), default=0)
-    return {"content": hidden.hide(text[:place], (*begin, *end)) + hidden.hide(text[place:])}
 
 
 def _token_ids(name: str, value: Any) -> set[int]:
     """Those of a list that a file may have; raises `InputError` for anything else."""
     found = [] if value is None else value
-    most = limits.SUPPRESS_TOKENS_MAX
     if not isinstance(found, list) or not all(
         type(token) is int and 0 <= token <= limits.VOCABULARY_MAX for token in found
     ):
         raise InputError(f"{name}: expected a list of token ids, got {value!r:.80}")
-    if len(found) > most:
-        raise InputError(f"{name}: expected at most {most} token ids, got {len(found)}")
+    if len(found) > limits.SUPPRESS_TOKENS_MAX:
+        raise InputError(f"{name}: expected at most {limits.SUPPRESS_TOKENS_MAX} token ids, got {len(found)}")
     return set(found)
-
-
-def _read_generation_config(path: Path) -> dict[str, Any]:
-    """A generation_config.json whose fields that we read are what they should be; raises `InputError`."""
-    raw = read_json(path)
-    for name, kind in _RECOMMENDED.items():
-        value = raw.get(name)
-        if value is not None and (type(value) not in (int, kind) or not -math.inf < value < math.inf):
-            raise InputError(f"{path}: {name}: expected a number, got {value!r:.80}")
-    stops = raw.get("eos_token_id")
-    if stops is not None and not all(
-        type(stop) is int for stop in (stops if isinstance(stops, list) else [stops])
-    ):
-        raise InputError(f"{path}: eos_token_id: expected a token id or a list of them, got {stops!r:.80}")
-    return raw

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.llm import LLM
+from flowspec.model.chat_template import names_in
 from flowspec.model.grammar import check_grammar, check_library, library_version, rule_of
 from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
-from flowspec.model.reply.form import ReplyForm
+from flowspec.model.reply.form import ReplyForm, format_of, thoughts_of
 from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
@@ -200,14 +201,16 @@ class Service:
         tools = use.tools
         if not tokenizer.has_chat_template:
             return tuple(tokenizer.encode_chat(messages, bound)), None, None
-        names = tokenizer.template_names(tools)
-        variables = wanted.variables.for_template(names, can_think=tokenizer.can_think(tools))
+        template = tokenizer.template(tools)
+        names = names_in(template)
+        can_think = tokenizer.is_in_channels or thoughts_of(template) is not None
+        variables = wanted.variables.for_template(names, can_think=can_think)
         for place, message in enumerate(messages):
-            if "tool_calls" in message and not tokenizer.takes_calls(tools):
+            if "tool_calls" in message and "tool_calls" not in names.fields | names.variables:
                 raise _no_tools(f"messages[{place}].tool_calls", "this model's chat template has no calls")
         if tools and not tokenizer.takes_tools(messages, tools, variables):
             raise _no_tools("tools", "this model's chat template has no place for tools")
-        if tools and tokenizer.call_format(tools) is None:
+        if tools and format_of(template, tokenizer.added_tokens) is None:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
         rendered = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
         ids = tuple(tokenizer.encode_rendered(rendered, bound))

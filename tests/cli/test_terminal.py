@@ -28,7 +28,7 @@ SPEAKS = f"""
 import sys
 import termios
 from flowspec.model import text
-text.Tokenizer.decode = lambda self, tokens: "".join({EVIL!r} for token in tokens)
+text.Tokenizer.token_bytes = lambda self, token: {EVIL!r}.encode()
 from flowspec.cli.main import main
 sys.exit(main())
 """

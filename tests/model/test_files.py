@@ -522,8 +522,8 @@ def test_a_file_that_is_a_link_out_of_the_folder_is_refused(name: str, model: Pa
         read_model(str(model))
 
 
-@pytest.mark.parametrize("name", ["chat_templates/a.jinja", f"{CHAT_TEMPLATE_DIR}/a.jinja", "bpe.codes"])
-def test_so_is_one_that_a_library_would_read(name: str, model: Path, tmp_path: Path) -> None:
+def test_so_is_one_that_a_library_would_read(model: Path, tmp_path: Path) -> None:
+    name = f"{CHAT_TEMPLATE_DIR}/a.jinja"
     (tmp_path / "secret").write_text("{}")
     (model / name).parent.mkdir(exist_ok=True)
     (model / name).symlink_to(tmp_path / "secret")
@@ -662,7 +662,7 @@ def test_prompts_that_nest_or_count_too_far_or_are_too_long_are_refused(
             read_prompts(path)
     monkeypatch.setattr(limits, "PROMPT_CHARS_MAX", 1000)
     path.write_text(json.dumps({"turns": ["x" * 1001]}))
-    with pytest.raises(InputError, match=r"line 1: .* a turn of more than 1000 characters"):
+    with pytest.raises(InputError, match=r"line 1: .*a turn of more than 1000 characters"):
         read_prompts(path)
     with path.open("wb") as file:
         file.truncate(limits.PROMPTS_BYTES_MAX + 1)

@@ -107,7 +107,7 @@ def test_a_special_token_that_somebody_wrote_is_text(phi3: GgufFile, published_o
         phi3.metadata["tokenizer.ggml.tokens"].read().index(name) for name in ("<|user|>", "<|end|>")
     )
     for tokenizer in published_ones:
-        rendered = Rendered("<|user|>\nIs a\U00100000b\u00fc an end?<|end|>\n", {"\U00100000": "<|end|>"})
+        rendered = Rendered("<|user|>\nIs a\U00100000b\u00fc an end?<|end|>\n", {0x100000: "<|end|>"})
         text, cutting = rendered.cut()
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids = without_cuts(found["input_ids"], found["offset_mapping"], text, cutting)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, models
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Built
 
 from flowspec.model.files import ModelFiles
@@ -379,6 +379,7 @@ def in_channels(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 def made(folder: Path, special: Sequence[str]) -> Tokenizer:
     built = Built(models.BPE({word: IDS[word] for word in NAMES}, []))
     built.add_special_tokens([AddedToken(text, special=True) for text in special])
+    built.decoder = decoders.Fuse()
     built.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps({"model_type": "gpt_oss"}))
     return Tokenizer(ModelFiles(str(folder)))
@@ -408,7 +409,7 @@ def test_the_text_of_an_answer_is_that_of_its_final_channel(
         tokens, stream = ids(given), TextStream(in_channels)
         pieces = [stream.push(tokens[at : at + at_once]) for at in range(0, len(tokens), at_once)]
         assert "".join([*pieces, stream.finish()]) == stream.text
-        assert stream.text.split() == expected.split()
+        assert stream.text == expected.replace(" ", "")
 
 
 def test_thoughts_do_not_stop_an_answer(in_channels: Tokenizer) -> None:
