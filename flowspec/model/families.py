@@ -12,7 +12,7 @@ import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from flowspec.core.protocol.model_spec import Norm, Router
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
@@ -28,17 +28,22 @@ class Root:
 
 
 PLAIN_ROOT = Root(prefix="model.", lm_head="lm_head.weight")
-_MULTIMODAL_ROOTS = (PLAIN_ROOT, Root(prefix="model.language_model.", lm_head="lm_head.weight"))
+_ROOTS = (
+    PLAIN_ROOT,
+    Root(prefix="model.language_model.", lm_head="lm_head.weight"),
+    Root(prefix="language_model.model.", lm_head="language_model.lm_head.weight"),
+)
+"""The others are of multimodal models."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayout:
     """How a checkpoint names its MTP layer, which guesses further tokens (`draft/mtp_head.py`).
 
-    The config's field `count` says how many there are. All its tensors begin with `prefix`, in which `{}` is
-    the number of the model's layers; those of the decoder layer in it go on with `layer`. Beside it are the
-    norms of a token's `embedding` and of a `feature`, the `projection` of both, and the `last_norm`.
-    `own_embedding` and `own_lm_head` are copies of the model's that may be there; empty: there are none.
+    `count`: the config's field for how many there are. All its tensors begin with `prefix`, where `{}` is the
+    number of the model's layers; those of its decoder layer go on with `layer`. Beside it are the norms of a
+    token's `embedding` and of a `feature`, the `projection` of both, the `last_norm`, and where these are
+    named, copies of the model's `own_embedding` and `own_lm_head`.
     """
 
     count: str
@@ -69,47 +74,41 @@ class Family:
     """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in
     `transformers.models.{module}`; `{prefix}Text...` where other parts of the model have such, too.
 
-    `dense`: by what the family's layers differ from the defaults of `Dense`. `attention_biases`: which linear
-    layers of attention add one, all where the config says so by `attention_bias`; `has_mlp_biases`: the
-    config says by `mlp_bias` whether an MLP's do. `embedding_scale`: what embeddings are multiplied by.
-    `rotary_by_layer_type`: each type of layers has position embeddings of its own. `rotary_is_partial`: the
-    layers take position embeddings narrower than a head. `stacked`: parameters of a layer that checkpoints
-    hold expert by expert, each with the tensors that are joined, output rows on output
+    `dense`: by what the family's layers differ from the defaults of `Dense`. `has_output_bias`: where linear
+    layers of attention add biases, the last one does, too. `norm_eps` and `last_norm`: what the config calls
+    the constant of norms, and a checkpoint the norm behind the last layer. `other_layers`: what the config's
+    `layer_types` calls layers that do not attend. `is_embedding_scaled`: by the root of its width.
+    `rotary_by_layer_type`: each type of layers has position embeddings of its own; `rotary_is_partial`: they
+    may be narrower than a head. `router`: how a mixture's rows choose experts. `stacked`: parameters of a
+    layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
     rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
-    experts are one, as `joined_experts.py` says; `has_layer_inputs`: layers may take of a token what
-    `layer_by_layer.py` says. `router`: how a mixture's rows choose experts. `norm_eps` and `last_norm`: what
-    the config calls the constant of norms, and a checkpoint the norm behind the last layer. `other_layers`:
-    what the config's `layer_types` calls layers that do not attend. `ignored`: fields of the family's config
-    that transformers' code does not act on, with their only value; `repeated`: those that say once more what
-    the field says that it acts on; `built_in`: those that older versions of it do not know, with what is in
-    their code. `mtp`: how checkpoints name a layer that guesses further tokens. `part`: where a multimodal
-    model's config keeps that of the decoder, the part that is run here. `is_multimodal`: texts are generated
-    by `{prefix}ForConditionalGeneration`, too. `layer_names`: what the family calls parts of a layer, by
-    their names in most.
+    experts are one, as `joined_experts.py` says. `has_layer_inputs`: layers may take of a token what
+    `layer_by_layer.py` says. `only`: fields of the config that may have no other value; `repeated`: those
+    that say once more what another field says, on which transformers acts; `built_in`: what older versions
+    of it have in their code instead of a field. `mtp`: how checkpoints name a layer that guesses further
+    tokens. `part`: where a multimodal model's config keeps that of the decoder, which alone is run.
+    `layer_names`: what the family calls parts of a layer, by their names in most.
     """
 
     module: str
     prefix: str
     dense: Mapping[str, Any] = field(default_factory=dict)
-    attention_biases: Literal["", "all", "all but the last", "always all but the last"] = "all"
-    has_mlp_biases: bool = False
+    has_output_bias: bool = True
     norm: Norm = "cast, scale"
     norm_eps: str = "rms_norm_eps"
     last_norm: str = "norm"
     other_layers: str = ""
-    embedding_scale: Literal["", "root of hidden", "multiplier"] = ""
+    is_embedding_scaled: bool = False
     rotary_by_layer_type: bool = False
     rotary_is_partial: bool = False
     router: Router = "softmax"
-    roots: tuple[Root, ...] = (PLAIN_ROOT,)
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     joins_experts: bool = False
     has_layer_inputs: bool = False
-    ignored: Mapping[str, Any] = field(default_factory=dict)
+    only: Mapping[str, Any] = field(default_factory=dict)
     repeated: Mapping[str, str] = field(default_factory=dict)
     built_in: Mapping[str, float] = field(default_factory=dict)
-    is_multimodal: bool = False
     mtp: MtpLayout | None = None
     part: str = ""
     layer_names: Mapping[str, str] = field(default_factory=dict)
@@ -122,15 +121,14 @@ class Family:
         return () if apart is None else (apart, (f"{stem}.{{}}.{leaf}.weight",))
 
     def root(self, names: Iterable[str]) -> Root:
-        """Where a checkpoint with these tensors keeps its decoder; the family's first place where it is in
-        none."""
+        """Where a checkpoint with these tensors keeps its decoder; the usual place where it is in none."""
         norm = f"{self.last_norm}.weight"
-        return next((root for root in self.roots if root.prefix + norm in names), self.roots[0])
+        return next((root for root in _ROOTS if root.prefix + norm in names), PLAIN_ROOT)
 
     def accepts(self, architecture: str) -> bool:
         """Whether `architecture` is the class of this family that generates text, old spellings included."""
-        kinds = ("ForCausalLM", "ForConditionalGeneration")[: 1 + self.is_multimodal]
-        return architecture.lower() in [f"{self.prefix}{kind}".lower() for kind in kinds]
+        kind = architecture.lower().removeprefix(self.prefix.lower())
+        return kind in ("forcausallm", "forconditionalgeneration")
 
 
 _SANDWICH = {
@@ -143,20 +141,6 @@ _EXPERTS = {
     "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
 }
 _MIXTRAL = "block_sparse_moe."
-_GEMMA3 = Family(
-    module="gemma3",
-    prefix="Gemma3",
-    dense={**_SANDWICH, "query_norm": "head"},
-    norm="scale by 1 + w, cast",
-    embedding_scale="root of hidden",
-    rotary_by_layer_type=True,
-    roots=(
-        *_MULTIMODAL_ROOTS,
-        Root(prefix="language_model.model.", lm_head="language_model.lm_head.weight"),
-    ),
-    is_multimodal=True,
-    ignored={"attn_logit_softcapping": None},
-)
 _QWEN3_5 = Family(
     module="qwen3_5",
     prefix="Qwen3_5",
@@ -164,9 +148,14 @@ _QWEN3_5 = Family(
     norm="scale by 1 + w, cast",
     other_layers=LINEAR,
     rotary_is_partial=True,
-    roots=_MULTIMODAL_ROOTS,
-    is_multimodal=True,
-    built_in={"attn_output_gate": True},
+    only={
+        "attn_output_gate": True,
+        "hidden_act": "silu",
+        "mamba_ssm_dtype": "float32",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    },
     mtp=MtpLayout(
         count="mtp_num_hidden_layers",
         prefix="mtp.",
@@ -182,7 +171,7 @@ _GEMMA4 = Family(
     prefix="Gemma4",
     dense={**_SANDWICH, "query_norm": "head", "scale": 1.0, "has_value_norm": True, "has_factor": True},
     norm="scale, cast",
-    embedding_scale="root of hidden",
+    is_embedding_scaled=True,
     rotary_by_layer_type=True,
     router="scaled softmax to 1",
     stacked={
@@ -190,52 +179,43 @@ _GEMMA4 = Family(
         "experts.down_proj": ("experts.{}.down_proj.weight",),
     },
     has_layer_inputs=True,
-    roots=_MULTIMODAL_ROOTS,
-    is_multimodal=True,
 )
-_GEMMA4_UNIFIED = replace(
-    _GEMMA4,
-    module="gemma4_unified",
-    prefix="Gemma4Unified",
-    has_layer_inputs=False,
-)
-_QWEN3_5_MOE = replace(
-    _QWEN3_5,
-    module="qwen3_5_moe",
-    prefix="Qwen3_5Moe",
-    stacked=_EXPERTS,
-)
+_MULTIMODAL = {
+    "gemma3": Family(
+        module="gemma3",
+        prefix="Gemma3",
+        dense={**_SANDWICH, "query_norm": "head"},
+        norm="scale by 1 + w, cast",
+        is_embedding_scaled=True,
+        rotary_by_layer_type=True,
+        only={"attn_logit_softcapping": None},
+    ),
+    "gemma4": _GEMMA4,
+    "gemma4_unified": replace(
+        _GEMMA4, module="gemma4_unified", prefix="Gemma4Unified", stacked={}, has_layer_inputs=False
+    ),
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": replace(_QWEN3_5, module="qwen3_5_moe", prefix="Qwen3_5Moe", stacked=_EXPERTS),
+}
 FAMILIES = {
-    "llama": Family(module="llama", prefix="Llama", has_mlp_biases=True),
-    "mistral": Family(module="mistral", prefix="Mistral", attention_biases=""),
-    "qwen2": Family(module="qwen2", prefix="Qwen2", attention_biases="always all but the last"),
+    "llama": Family(module="llama", prefix="Llama"),
+    "mistral": Family(module="mistral", prefix="Mistral"),
+    "qwen2": Family(
+        module="qwen2",
+        prefix="Qwen2",
+        dense={"biases": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
+    ),
     "qwen3": Family(module="qwen3", prefix="Qwen3", dense={"query_norm": "head"}),
     "gemma2": Family(
         module="gemma2",
         prefix="Gemma2",
         dense=_SANDWICH,
         norm="scale by 1 + w, cast",
-        embedding_scale="root of hidden",
+        is_embedding_scaled=True,
     ),
-    "gemma3": replace(
-        _GEMMA3,
-        part="text_config",
-        ignored={"attn_logit_softcapping": None, "final_logit_softcapping": None},
-    ),
-    "gemma3_text": _GEMMA3,
-    "gemma4": replace(_GEMMA4, part="text_config"),
-    "gemma4_text": _GEMMA4,
-    "gemma4_unified": replace(_GEMMA4_UNIFIED, part="text_config"),
-    "gemma4_unified_text": _GEMMA4_UNIFIED,
-    "phi3": Family(
-        module="phi3",
-        prefix="Phi3",
-        dense={"is_joined": True},
-        attention_biases="",
-        rotary_is_partial=True,
-    ),
-    "smollm3": Family(module="smollm3", prefix="SmolLM3", has_mlp_biases=True),
-    "granite": Family(module="granite", prefix="Granite", has_mlp_biases=True, embedding_scale="multiplier"),
+    "phi3": Family(module="phi3", prefix="Phi3", dense={"is_joined": True}, rotary_is_partial=True),
+    "smollm3": Family(module="smollm3", prefix="SmolLM3"),
+    "granite": Family(module="granite", prefix="Granite"),
     "olmo2": Family(
         module="olmo2",
         prefix="Olmo2",
@@ -249,7 +229,6 @@ FAMILIES = {
     "mixtral": Family(
         module="mixtral",
         prefix="Mixtral",
-        attention_biases="",
         router="softmax to 1",
         stacked={
             "mlp.experts.gate_up_proj": (
@@ -269,7 +248,6 @@ FAMILIES = {
             "norm_before_mlp": "ffn_norm",
             "query_norm": "head",
         },
-        attention_biases="",
         norm_eps="norm_eps",
         last_norm="embedding_norm",
         other_layers=CONVOLUTION,
@@ -290,14 +268,10 @@ FAMILIES = {
             "theta": "rope_theta",
         },
     ),
-    "qwen3_5": replace(_QWEN3_5, part="text_config"),
-    "qwen3_5_text": _QWEN3_5,
-    "qwen3_5_moe": replace(_QWEN3_5_MOE, part="text_config"),
-    "qwen3_5_moe_text": _QWEN3_5_MOE,
     "glm4_moe": Family(
         module="glm4_moe",
         prefix="Glm4Moe",
-        attention_biases="all but the last",
+        has_output_bias=False,
         rotary_is_partial=True,
         router="sigmoid",
         stacked=_EXPERTS,
@@ -325,10 +299,15 @@ FAMILIES = {
             "mlp.experts.down_proj_bias": ("mlp.experts.{}.down_proj.bias",),
         },
         joins_experts=True,
-        ignored={"hidden_act": "silu"},
+        only={"hidden_act": "silu"},
         built_in={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
     ),
+    **{name: replace(family, part="text_config") for name, family in _MULTIMODAL.items()},
+    **{f"{name}_text": family for name, family in _MULTIMODAL.items()},
 }
+FAMILIES["gemma3"] = replace(
+    FAMILIES["gemma3"], only={"attn_logit_softcapping": None, "final_logit_softcapping": None}
+)
 
 
 def check_family(raw: Mapping[str, Any], model: str) -> Family:
@@ -339,59 +318,30 @@ def check_family(raw: Mapping[str, Any], model: str) -> Family:
     supported = ", ".join(sorted(FAMILIES))
     if not isinstance(raw.get("model_type"), str):
         raise InputError(f"config.json of {model!r} names no family (model_type); FlowSpec runs {supported}")
+    advice = ""
+    if raw["model_type"].endswith("_assistant"):
+        advice = ", which guesses for another model: name that one, and this as --drafter"
     raise InputError(
-        f"model {model!r} is of the family {raw['model_type']!r:.80}{_obstacle(raw)}, "
-        f"but FlowSpec runs {supported}"
+        f"model {model!r} is of the family {raw['model_type']!r:.80}{advice}, but FlowSpec runs {supported}"
     )
-
-
-_GENERATING = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""How classes are called that generate text."""
-_STATES = ("mamba_", "ssm_", "linear_num", "conv_L_cache", "state_size", "lru_width")
-"""How fields begin of layers that keep a state."""
-
-
-def _obstacle(raw: Mapping[str, Any]) -> str:
-    """What about a config of no supported family is furthest from one, as a clause; empty where nothing says
-    so."""
-    parts = {name: part for name, part in raw.items() if isinstance(part, Mapping) and part.get("model_type")}
-    decoder = next((part for name, part in parts.items() if "text" in name or "llm" in name), None)
-    if str(raw.get("model_type")).endswith("_assistant"):
-        return ", which guesses for another model: name that one, and this as --drafter"
-    if decoder is None and parts:
-        return f", whose parts are of {', '.join(str(part['model_type']) for part in parts.values()):.80}"
-    fields = raw if decoder is None else decoder
-    inner = "" if decoder is None else f", with other parts beside a decoder of {decoder['model_type']!r:.80}"
-    named, types = raw.get("architectures"), fields.get("layer_types")
-    architecture = str(named[0]) if isinstance(named, list) and named else ""
-    if raw.get("is_encoder_decoder"):
-        return ", which has an encoder"
-    if architecture and not architecture.endswith(_GENERATING):
-        return f", a {architecture:.80}, which does not generate text"
-    if (isinstance(types, list) and "linear_attention" in types) or any(
-        name.startswith(_STATES) and fields[name] for name in fields
-    ):
-        return f"{inner}, some of whose layers keep a state instead of keys and values"
-    if fields.get("kv_lora_rank"):
-        return f"{inner}, which keeps keys and values compressed (MLA)"
-    return inner
 
 
 def decoder_config(config: Any, model: str) -> Any:
     """The config of the decoder in a transformers config: a part of it for a multimodal model, else all of
     it.
 
-    Raises `InputError` when the config asks for what transformers' code of the family does not do.
+    Raises `InputError` for values of fields that its family is not run with.
     """
     family = FAMILIES.get(config.model_type)
     if family is None:
         return config
     decoder = getattr(config, family.part) if family.part else config
-    for name, only in family.ignored.items():
-        if getattr(decoder, name, None) != only:
+    for name, only in family.only.items():
+        value = getattr(decoder, name, only)
+        if value != only:
             raise InputError(
-                f"model {model!r} sets {name}, which transformers' {config.model_type} does not apply; "
-                f"expected {json.dumps(only)}"
+                f"model {model!r} sets {name} to {value!r:.40}, but FlowSpec runs {config.model_type} with "
+                f"{json.dumps(only)} alone"
             )
     for name in ("architectures", "quantization_config", "tie_word_embeddings"):  # the whole's word counts
         if hasattr(config, name):

@@ -27,7 +27,7 @@ from flowspec.model.gguf.names import is_gguf, parts_of
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_file
 from flowspec.model.imports import IMPORTING
-from flowspec.model.joined_experts import joined_experts, stacked_experts
+from flowspec.model.joined_experts import joined_experts
 from flowspec.model.json_files import read_json
 from flowspec.model.layer_by_layer import layer_views
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
@@ -291,10 +291,9 @@ class ModelFiles:
     def under_scheme(self, raw: Tensors) -> Tensors:
         """The tensors that a checkpoint's `raw` ones stand for."""
         model, family = self.model, self._family
-        if family is not None and family.joins_experts:
-            raw = Views(model, raw, joined_experts(model, raw, self.spec.experts))
-        elif family is not None and family.stacked and self.scheme is not None:
-            raw = Views(model, raw, stacked_experts(model, raw, self.spec.experts))
+        if family is not None and (family.joins_experts or (family.stacked and self.scheme is not None)):
+            in_turns = family.joins_experts
+            raw = Views(model, raw, joined_experts(model, raw, self.spec.experts, in_turns=in_turns))
         if self.scheme is not None:
             raw = PrequantisedTensors(model, self.scheme, raw)
         if family is not None and family.has_layer_inputs:

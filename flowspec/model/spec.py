@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flowspec.core.protocol.model_spec import (
@@ -28,16 +28,55 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 """By what a config calls them."""
 FULL, SLIDING = "full_attention", "sliding_attention"
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 
 def spec_of(config: Any) -> ModelSpec:
-    """Raises `InputError` where layers apply a function that is not computed."""
+    """Raises `InputError` for a function that is not computed, and for fields that do not fit together."""
     family = FAMILIES[type(config).model_type]
-    heads, sources, params = heads_of(config), _sources(config), _params(config)
-    rotaries, rotary_of_layer = _rotaries(config, family)
-    layers = []
-    for layer, kind in enumerate(_types(config)):
+    scale = _field(config, "embedding_multiplier", 1)
+    if family.is_embedding_scaled:
+        scale = config.hidden_size**0.5
+    try:
+        return ModelSpec(
+            family=type(config).model_type,
+            hidden=config.hidden_size,
+            vocabulary=config.vocab_size,
+            context_max=context_max(config),
+            is_tied=bool(_field(config, "tie_word_embeddings")),
+            layer_inputs=_field(config, "hidden_size_per_layer_input"),
+            layer_input_tokens=_field(config, "vocab_size_per_layer_input"),
+            norm=family.norm,
+            eps=float(getattr(config, family.norm_eps, 1e-6)),
+            embedding_scale=float(scale),
+            is_scale_rounded=family.is_embedding_scaled,
+            logit_divisor=float(_field(config, "logits_scaling", 1)),
+            logit_cap=float(_field(config, "final_logit_softcapping")),
+            rotaries=_rotaries(config, family),
+            layers=tuple(_layers(config, family)),
+        )
+    except ValueError as error:
+        raise InputError(f"the model's config: {error}; correct it, or give another model") from None
+
+
+def _field(config: Any, name: str, default: Any = 0) -> Any:
+    """The default where the config has no such field, or nothing in it."""
+    value = getattr(config, name, None)
+    return default if value is None else value
+
+
+def _known(config: Any, name: str) -> Any:
+    """A field, where the config's class knows it."""
+    return hasattr(type(config), name) and _field(config, name)
+
+
+def _types(config: Any) -> tuple[str, ...]:
+    """Of layers; where a config states none, a window is of all."""
+    return tuple(_field(config, "layer_types", (SLIDING,) * config.num_hidden_layers))
+
+
+def _layers(config: Any, family: Family) -> Iterator[LayerSpec]:
+    types, heads, sources = _types(config), heads_of(config), _sources(config)
+    for layer, kind in enumerate(types):
         dense = _dense(config, family, layer, kind, heads[layer], is_own=sources[layer] == layer)
         mixer, window, inputs, state = dense.mixer, 0, 0, 0
         if isinstance(mixer, DeltaRule):
@@ -47,91 +86,49 @@ def spec_of(config: Any) -> ModelSpec:
             window, inputs = mixer.length, config.hidden_size
         elif kind == SLIDING:
             window = _field(config, "sliding_window")
-        layers.append(
-            LayerSpec(
-                heads=config.num_attention_heads,
-                kv=heads[layer],
-                source=sources[layer],
-                rotary=rotary_of_layer[layer],
-                window=window,
-                inputs=inputs,
-                state=state,
-                params=params[layer],
-                dense=dense,
-            )
+        yield LayerSpec(
+            heads=config.num_attention_heads,
+            kv=heads[layer],
+            source=sources[layer],
+            rotary=[*dict.fromkeys(types)].index(kind) if family.rotary_by_layer_type else 0,
+            window=window,
+            inputs=inputs,
+            state=state,
+            dense=dense,
         )
-    is_root, scale = family.embedding_scale == "root of hidden", 1.0
-    if family.embedding_scale:
-        scale = config.hidden_size**0.5 if is_root else config.embedding_multiplier
-    return ModelSpec(
-        family=type(config).model_type,
-        hidden=config.hidden_size,
-        vocabulary=config.vocab_size,
-        context_max=context_max(config),
-        is_tied=bool(_field(config, "tie_word_embeddings")),
-        neurons=_neurons(config),
-        experts=experts_of(config),
-        experts_per_row=_experts_per_row(config),
-        shared_neurons=_shared_neurons(config),
-        layer_inputs=_field(config, "hidden_size_per_layer_input"),
-        layer_input_tokens=_field(config, "vocab_size_per_layer_input"),
-        mixer_params=_mixer_params(config),
-        norm=family.norm,
-        eps=float(getattr(config, family.norm_eps, 1e-6)),
-        embedding_scale=float(scale),
-        is_scale_rounded=is_root,
-        logit_divisor=float(_field(config, "logits_scaling", 1.0)),
-        logit_cap=float(_field(config, "final_logit_softcapping")),
-        rotaries=rotaries,
-        layers=tuple(layers),
-    )
 
 
-def _field(config: Any, name: str, default: Any = 0) -> Any:
-    """The default where the config's class has no such field, or nothing in it."""
-    return getattr(config, name, None) or default
-
-
-def _types(config: Any) -> tuple[str, ...]:
-    """Of layers; where a config states none, a window is of all."""
-    return tuple(_field(config, "layer_types", (SLIDING,) * config.num_hidden_layers))
-
-
-def _rotaries(config: Any, family: Family) -> tuple[tuple[Rotary, ...], tuple[int, ...]]:
-    """Those of the model, and which of them each layer has."""
-    heads, none = heads_of(config), (0,) * config.num_hidden_layers
-    if not config.rope_parameters:
-        return (), none
+def _rotaries(config: Any, family: Family) -> tuple[Rotary, ...]:
+    """One of all layers, or one of each type of layers, in the order of the first of each."""
+    rope = config.rope_parameters
+    if not rope:
+        return ()
     if not family.rotary_by_layer_type:
-        width = _head_width(config)
-        return (rotary_of(config, config.rope_parameters, width, family.rotary_is_partial),), none
-    types = list(dict.fromkeys(config.layer_types))
-    width_of = {kind: own.width for kind, own in zip(config.layer_types, heads, strict=True)}
-    rotaries = [rotary_of(config, config.rope_parameters[kind], width_of[kind], False) for kind in types]
-    return tuple(rotaries), tuple(map(types.index, config.layer_types))
+        return (rotary_of(config, rope, _head_width(config), family.rotary_is_partial),)
+    widths = {kind: heads.width for kind, heads in zip(config.layer_types, heads_of(config), strict=True)}
+    return tuple(rotary_of(config, rope[kind], width, False) for kind, width in widths.items())
 
 
 def _dense(config: Any, family: Family, layer: int, kind: str, heads: Heads, *, is_own: bool) -> Dense:
     """`is_own`: the layer has keys and values of its own."""
-    activation = _field(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+    activation = _field(config, "hidden_activation", getattr(config, "hidden_act", None))
     activation = family.dense.get("activation", activation)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise InputError(f"the model's layers apply {activation!r:.80}, but FlowSpec computes {known}")
-    multiplier = getattr(config, "attention_multiplier", None)
-    scale = (_field(config, "query_pre_attn_scalar") or heads.width) ** -0.5
+    scale = _field(config, "query_pre_attn_scalar", heads.width) ** -0.5
     is_double = _field(config, "use_double_wide_mlp") and not is_own
     fields = {
-        "scale": float(scale if multiplier is None else multiplier),
+        "scale": float(_field(config, "attention_multiplier", scale)),
         "neurons": _mlp_width(config) * (2 if is_double else 1),
-        "is_turned": bool(_field(config, "no_rope_layers", [1] * config.num_hidden_layers)[layer]),
+        "is_turned": _field(config, "no_rope_layers", [])[layer : layer + 1] != [0],
         "has_values": not (_field(config, "attention_k_eq_v") and kind == FULL),
         "mixer": _mixer(config, kind),
         "mixture": _mixture(config, family, layer),
         "biases": _biases(config, family),
         "cap": float(_field(config, "attn_logit_softcapping")),
         "clip": float(_field(config, "clip_qkv")),
-        "added_scale": float(getattr(config, "residual_multiplier", 1.0)),
+        "added_scale": float(_field(config, "residual_multiplier", 1)),
         "input_width": _field(config, "hidden_size_per_layer_input"),
         **family.dense,
         "activation": ACTIVATIONS[activation],
@@ -143,12 +140,12 @@ def _dense(config: Any, family: Family, layer: int, kind: str, heads: Heads, *, 
 
 def _biases(config: Any, family: Family) -> tuple[str, ...]:
     """The linear layers that add one."""
-    which, found = family.attention_biases, list[str]()
-    if which.startswith("always") or (which and _field(config, "attention_bias")):
-        found += [*_QKV, *(["self_attn.o_proj"] if which == "all" else [])]
-    if family.has_mlp_biases and _field(config, "mlp_bias"):
+    found = list[str]()
+    if _known(config, "attention_bias"):
+        found += [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")[: 3 + family.has_output_bias]]
+    if _known(config, "mlp_bias"):
         found += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
-    if _field(config, "conv_bias"):
+    if _known(config, "conv_bias"):
         found += ["conv.in_proj", "conv", "conv.out_proj"]
     return tuple(found)
 
@@ -173,24 +170,45 @@ def _mixture(config: Any, family: Family, layer: int) -> Mixture | None:
     if is_dense or not experts_of(config):
         return None
     is_parallel = bool(_field(config, "enable_moe_block"))
-    is_shared_gated = bool(_field(config, "shared_expert_intermediate_size"))
+    has_width = hasattr(config, "moe_intermediate_size")
+    neurons = config.moe_intermediate_size if has_width else config.intermediate_size
+    shared_neurons = _field(config, "shared_expert_intermediate_size")
+    is_gated, shared = shared_neurons > 0, _field(config, "n_shared_experts")
     return Mixture(
         router=family.router,
         experts=experts_of(config),
-        chosen=_experts_per_row(config),
-        neurons=_expert_width(config) or config.intermediate_size,
-        shared_neurons=0 if is_parallel else _shared_neurons(config),
+        chosen=config.top_k_experts if is_parallel else config.num_experts_per_tok,
+        neurons=neurons,
+        shared_neurons=shared_neurons or shared * neurons,
         has_biases=family.joins_experts,
-        is_normed=is_shared_gated or bool(getattr(config, "norm_topk_prob", True)),  # Qwen3.5: always
-        factor=float(getattr(config, "routed_scaling_factor", 1.0)),
+        is_normed=is_gated or bool(getattr(config, "norm_topk_prob", True)),  # Qwen3.5: always
+        factor=float(getattr(config, "routed_scaling_factor", 1)),
         groups=getattr(config, "n_group", 1),
         open=getattr(config, "topk_group", 1),
-        has_shared=is_shared_gated or bool(_field(config, "n_shared_experts")),
-        is_shared_gated=is_shared_gated,
+        has_shared=is_gated or shared > 0,
+        is_shared_gated=is_gated,
         is_parallel=is_parallel,
-        limit=float(_field(config, "swiglu_limit")),
-        slope=float(_field(config, "swiglu_alpha")),
+        limit=float(_field(config, "swiglu_limit", family.built_in.get("swiglu_limit", 0))),
+        slope=float(_field(config, "swiglu_alpha", family.built_in.get("swiglu_alpha", 0))),
     )
+
+
+def _mlp_width(config: Any) -> int:
+    """Neurons of an MLP that is no expert."""
+    width = _field(config, "intermediate_size")  # a mixture may have experts alone
+    if not _known(config, "block_auto_adjust_ff_dim"):
+        return int(width)
+    width = int(2 * width / 3)  # as transformers' Lfm2MLP has it
+    factor, multiple = config.block_ffn_dim_multiplier, config.block_multiple_of
+    return width if factor is None else int(-(-int(factor * width) // multiple) * multiple)
+
+
+def experts_of(config: Any) -> int:
+    """Those among which a row chooses; 0 where the model is no mixture, as most of Gemma 4's. Classes call it
+    by different names."""
+    if getattr(config, "enable_moe_block", None) is False:
+        return 0
+    return int(_field(config, "num_local_experts") or _field(config, "num_experts"))
 
 
 # ----------------------------------------------------------------------------------- keys and values
@@ -223,10 +241,14 @@ def _head_width(config: Any) -> int:
 def _sources(config: Any) -> tuple[int, ...]:
     count, shared = config.num_hidden_layers, _field(config, "num_kv_shared_layers")
     own = range(count - shared)
-    if not shared:
-        return tuple(own)
-    last = {config.layer_types[layer]: layer for layer in own}
-    return (*own, *(last[config.layer_types[layer]] for layer in range(count - shared, count)))
+    last = {config.layer_types[layer]: layer for layer in own} if shared else {}
+    sources = [*own, *(last.get(config.layer_types[layer]) for layer in range(len(own), count))]
+    if None in sources:
+        raise ValueError(
+            f"num_kv_shared_layers: expected a layer of the type {config.layer_types[sources.index(None)]} "
+            f"before the last {shared}, whose keys and values these share"
+        )
+    return tuple(sources)
 
 
 def context_max(config: Any) -> int:
@@ -241,74 +263,3 @@ def context_max(config: Any) -> int:
         if rope.get("rope_type") == "longrope"
     ]
     return int(min([config.max_position_embeddings, *limits]))
-
-
-# ------------------------------------------------------------------------------------------- weights
-
-
-def experts_of(config: Any) -> int:
-    """Those among which a row chooses; 0 where the model is no mixture, as most of Gemma 4's. Classes call it
-    by different names."""
-    if getattr(config, "enable_moe_block", None) is False:
-        return 0
-    return int(_field(config, "num_local_experts") or _field(config, "num_experts"))
-
-
-def _mixer_params(config: Any) -> int:
-    """Weights of what a layer without keys and values has in the place of attention."""
-    if LINEAR not in _types(config):
-        return 4 * int(config.hidden_size) ** 2  # a short convolution's three inputs and its output
-    heads = config.linear_num_value_heads
-    keys = config.linear_num_key_heads * config.linear_key_head_dim
-    values = heads * config.linear_value_head_dim
-    return int(config.hidden_size * (2 * keys + 3 * values + 2 * heads))
-
-
-def _params(config: Any) -> list[int]:
-    """Weights of each layer of Gemma 4 that a row runs through; 0 in families whose layers are alike."""
-    if not hasattr(config, "num_kv_shared_layers"):
-        return [0] * config.num_hidden_layers
-    heads, inputs = heads_of(config), _field(config, "hidden_size_per_layer_input")
-    found = []
-    for layer, source in enumerate(_sources(config)):
-        is_own, sees_all = source == layer, config.layer_types[layer] == FULL
-        has_one = _field(config, "attention_k_eq_v") and sees_all  # matrix, of keys and of values
-        attention = 2 * config.num_attention_heads + is_own * (1 if has_one else 2) * heads[layer].count
-        is_double = _field(config, "use_double_wide_mlp") and not is_own
-        width = _neurons(config) + (config.intermediate_size if is_double else 0)
-        found.append(config.hidden_size * (attention * heads[layer].width + 3 * width + 3 * inputs))
-    return found
-
-
-def _neurons(config: Any) -> int:
-    """Neurons that a row runs through in a layer; of a mixture those of the row's experts."""
-    width = _expert_width(config) or _mlp_width(config)
-    return int(width * _experts_per_row(config)) + _shared_neurons(config)
-
-
-def _mlp_width(config: Any) -> int:
-    """Neurons of an MLP that is no expert."""
-    width = int(_field(config, "intermediate_size"))  # a mixture may have experts alone
-    if not _field(config, "block_auto_adjust_ff_dim"):
-        return width
-    width = int(2 * width / 3)  # as transformers' Lfm2MLP has it
-    factor, multiple = config.block_ffn_dim_multiplier, config.block_multiple_of
-    return width if factor is None else int(-(-int(factor * width) // multiple) * multiple)
-
-
-def _experts_per_row(config: Any) -> int:
-    chosen = _field(config, "num_experts_per_tok") or _field(config, "top_k_experts", 1)
-    return int(chosen) if experts_of(config) else 1
-
-
-def _shared_neurons(config: Any) -> int:
-    """Neurons of what every row of a mixture runs through, besides the experts that it chooses."""
-    if _field(config, "enable_moe_block"):
-        return int(config.intermediate_size)  # Gemma 4's own network
-    of_shared = _field(config, "n_shared_experts") * _expert_width(config)
-    return int(of_shared + _field(config, "shared_expert_intermediate_size"))
-
-
-def _expert_width(config: Any) -> int:
-    """Neurons of one expert, where a field says it."""
-    return int(_field(config, "moe_intermediate_size")) if experts_of(config) else 0

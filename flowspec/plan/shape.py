@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.model_spec import Heads, ModelSpec, holders
+from flowspec.core.protocol.model_spec import DeltaRule, Dense, Heads, ModelSpec, holders
 from flowspec.core.protocol.precision import FILED, PRECISIONS
 from flowspec.errors import InputError, meant
 from flowspec.plan.timing import EXPERTS_SHARED
@@ -176,27 +176,31 @@ def shape_of(spec: ModelSpec, name: str, filed_bytes: float = 0.0, *, has_mtp: b
     """That of a model; `filed_bytes` and `has_mtp` as in `ModelShape`, 0 where there is no such file."""
     first, sources, states = spec.layers[0], spec.sources, spec.states
     is_unlike = len({*spec.heads}) > 1 or len({*sources}) < len(sources)
+    layers = [layer.dense for layer in spec.layers if layer.dense is not None]
+    usual = next((dense for dense in layers if dense.mixture is not None), layers[0])
+    mixture = usual.mixture
+    params = [_params(spec, number) for number in range(len(spec.layers))]
     return ModelShape(
         name=name,
         layers=len(spec.layers),
         hidden=spec.hidden,
-        intermediate=spec.neurons,
+        intermediate=_neurons(usual),
         heads=first.heads,
         kv_heads=first.kv.count,
         head_dim=first.kv.width,
         vocabulary=spec.vocabulary,
         is_tied=spec.is_tied,
-        experts=spec.experts or 1,
-        experts_per_row=spec.experts_per_row,
-        shared_intermediate=spec.shared_neurons,
+        experts=1 if mixture is None else mixture.experts,
+        experts_per_row=1 if mixture is None else mixture.chosen,
+        shared_intermediate=0 if mixture is None else _shared_neurons(usual),
         windows=spec.windows,
         inputs=spec.inputs,
-        mixer_params=spec.mixer_params,
+        mixer_params=max(_mixer_params(dense, spec.hidden) for dense in layers),
         states=states,
         has_gates=any(states),  # as all families with states have
         unlike=spec.heads if is_unlike else (),
         sources=sources if is_unlike else (),
-        mean_params=_mean_params(spec) if is_unlike or spec.layer_inputs else 0,
+        mean_params=sum(params) // len(params) if is_unlike or spec.layer_inputs else 0,
         table=spec.layer_inputs * spec.layer_input_tokens,
         carried=spec.carried_most,
         has_mtp=has_mtp,
@@ -204,8 +208,32 @@ def shape_of(spec: ModelSpec, name: str, filed_bytes: float = 0.0, *, has_mtp: b
     )
 
 
-def _mean_params(spec: ModelSpec) -> int:
-    return sum(layer.params for layer in spec.layers) // len(spec.layers)
+def _shared_neurons(dense: Dense) -> int:
+    """Neurons of a layer that all rows run through."""
+    mixture = dense.mixture
+    return dense.neurons if mixture is None or mixture.is_parallel else mixture.shared_neurons
+
+
+def _neurons(dense: Dense) -> int:
+    """Neurons of a layer that one row runs through."""
+    mixture = dense.mixture
+    return _shared_neurons(dense) + (0 if mixture is None else mixture.chosen * mixture.neurons)
+
+
+def _mixer_params(dense: Dense, hidden: int) -> int:
+    """Weights of what a layer has in the place of attention."""
+    if isinstance(dense.mixer, DeltaRule):
+        return hidden * (dense.mixer.inputs + 2 * dense.mixer.value_numbers)  # besides, a gate and its output
+    return 0 if dense.mixer is None else 4 * hidden**2  # a short convolution's three inputs and its output
+
+
+def _params(spec: ModelSpec, number: int) -> int:
+    """Weights of a layer that attends, of which a row runs through all."""
+    layer = spec.layers[number]
+    dense, own = layer.dense, layer.source == number
+    assert dense is not None, "there is an operation for everything"
+    heads = 2 * layer.heads + own * (1 + dense.has_values) * layer.kv.count
+    return spec.hidden * (heads * layer.kv.width + 3 * (_neurons(dense) + dense.input_width))
 
 
 _BLOCK_LAYERS = 5

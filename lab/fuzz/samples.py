@@ -127,7 +127,6 @@ _SPEC = ModelSpec(
     vocabulary=90,
     context_max=512,
     is_tied=False,
-    neurons=8,
     rotaries=(Rotary(frequencies=(1.0, 0.5)),),
     layers=tuple(replace(kind, source=place) for place, kind in enumerate(_KINDS * 2)),
 )

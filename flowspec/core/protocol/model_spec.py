@@ -31,7 +31,7 @@ NORMS: tuple[Norm, ...] = get_args(Norm)
 NUMBER_MAX = 1 << 20
 MOST = {
     **dict.fromkeys(("vocabulary", "layer_input_tokens"), limits.VOCABULARY_MAX),
-    **dict.fromkeys(("context_max", "params", "mixer_params"), limits.ID_MAX),
+    "context_max": limits.ID_MAX,
     **dict.fromkeys(("heads", "count", "key_heads", "experts"), 1 << 12),
     "key_width": 1 << 8,
     "value_width": 1 << 10,
@@ -50,14 +50,17 @@ class _Checked:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        for name, words in _fields_of(type(self)):  # type: ignore[arg-type]
+        for name, hint in _hints_of(type(self)):  # type: ignore[arg-type]
             value, most = getattr(self, name), MOST.get(name, NUMBER_MAX)
+            if hint in (int, float, bool):
+                _expect(type(value) is hint, name, value, "a number")
             if type(value) is float:
                 _expect(math.isfinite(value), name, value, "a number")
             elif type(value) is int:
                 _expect(0 <= value <= most, name, value, f"a number from 0 to {most}")
+            elif get_origin(hint) is Literal:
+                _expect(value in get_args(hint), name, value, ", ".join(get_args(hint)))
             elif type(value) is str:
-                _expect(not words or value in words, name, value, ", ".join(words))
                 _expect(_is_name(value), name, value, "a short name")
 
 
@@ -66,11 +69,9 @@ def _is_name(value: str) -> bool:
 
 
 @functools.cache
-def _fields_of(kind: Any) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Their names, and the words that each may be, if these are known."""
+def _hints_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     hints = get_type_hints(kind)
-    words = {name: get_args(hint) for name, hint in hints.items() if get_origin(hint) is Literal}
-    return tuple((field.name, words.get(field.name, ())) for field in fields(kind))
+    return tuple((field.name, hints[field.name]) for field in fields(kind))
 
 
 def _expect(condition: bool, name: str, value: object, expected: str) -> None:
@@ -140,7 +141,7 @@ class Mixture(_Checked):
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
-        _expect(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"1 to {self.experts}")
+        _expect(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"1 to {self.experts} experts")
         is_whole = 1 <= self.open <= self.groups and not self.experts % self.groups
         is_whole = is_whole and (self.groups == 1 or self.groups < self.experts)
         has_enough = is_whole and self.experts // self.groups * self.open >= self.chosen
@@ -171,7 +172,8 @@ class DeltaRule(_Checked):
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
         numbers = self.key_heads, self.heads, self.key_width, self.value_width, self.length
-        _expect(min(numbers) > 0 and not self.heads % self.key_heads, "heads", numbers, "heads for each key")
+        is_whole = min(numbers) > 0 and not self.heads % self.key_heads
+        _expect(is_whole, "heads", numbers, "numbers above 0, a multiple of the heads of keys")
 
     @property
     def key_numbers(self) -> int:
@@ -244,8 +246,8 @@ class LayerSpec(_Checked):
     whose keys and values it attends, turned by a `rotary` of the model.
 
     `window`: how many positions a row sees, itself counted; 0: all. `inputs`: how many numbers it holds of a
-    token in the place of keys and values (0: it holds these), and `state` how many its state has. `params`:
-    weights that a row runs through, where layers are unlike. `dense`: None where it computes anything else.
+    token in the place of keys and values (0: it holds these), and `state` how many its state has. `dense`:
+    None where it computes anything else.
     """
 
     heads: int
@@ -255,13 +257,12 @@ class LayerSpec(_Checked):
     window: int = 0
     inputs: int = 0
     state: int = 0
-    params: int = 0
     dense: Dense | None = None
 
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
         is_whole = self.heads > 0 and self.kv.numbers > 0 and not self.heads % self.kv.count
-        _expect(is_whole, "heads", (self.heads, self.kv), "heads for each of keys")
+        _expect(is_whole, "heads", (self.heads, self.kv), "a multiple of those of keys")
         mixer = None if self.dense is None else self.dense.mixer
         if isinstance(mixer, DeltaRule):
             held = mixer.inputs, mixer.heads * mixer.key_width * mixer.value_width, mixer.length
@@ -275,26 +276,18 @@ class LayerSpec(_Checked):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec(_Checked):
     """`family`: by whose names files hold its weights. `context_max`: the most positions that it runs with
-    one and the same arithmetic. `experts`: among which a row of a mixture chooses `experts_per_row`; 0: it is
-    none. `neurons`: that a row runs through in a layer, `shared_neurons` of them whatever it chooses.
-    `layer_inputs`: what each layer takes of a token besides its hidden state, from a table of so many tokens,
-    `layer_input_tokens`. `mixer_params`: weights of what a layer without keys and values has in the place of
-    attention. `norm` and `eps`: how all norms compute. Embeddings are multiplied by `embedding_scale`, which
-    may be rounded to their dtype first; logits are divided by `logit_divisor` and bounded by `logit_cap` (0:
-    they have no bound)."""
+    one and the same arithmetic. `layer_inputs`: what each layer takes of a token besides its hidden state,
+    from a table of so many tokens, `layer_input_tokens`. `norm` and `eps`: how all norms compute. Embeddings
+    are multiplied by `embedding_scale`, which may be rounded to their dtype first; logits are divided by
+    `logit_divisor` and bounded by `logit_cap` (0: they have no bound)."""
 
     family: str = ""
     hidden: int
     vocabulary: int
     context_max: int
     is_tied: bool
-    neurons: int
-    experts: int = 0
-    experts_per_row: int = 1
-    shared_neurons: int = 0
     layer_inputs: int = 0
     layer_input_tokens: int = 0
-    mixer_params: int = 0
     norm: Norm = "cast, scale"
     eps: float = 1e-6
     embedding_scale: float = 1.0
@@ -361,6 +354,17 @@ class ModelSpec(_Checked):
     @property
     def sources(self) -> tuple[int, ...]:
         return tuple(layer.source for layer in self.layers)
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """That of the first layer that has one; those of others have as many experts."""
+        found = (layer.dense.mixture for layer in self.layers if layer.dense is not None)
+        return next(filter(None, found), None)
+
+    @property
+    def experts(self) -> int:
+        """Of a layer; 0: no layer has any."""
+        return 0 if self.mixture is None else self.mixture.experts
 
     def carried_at(self, begin: int) -> Carried:
         """What comes to a slice that begins with this layer, and to nobody behind the last one."""

@@ -204,7 +204,6 @@ def _tiny_pass(count: int) -> Task:
         vocabulary=1,
         context_max=1,
         is_tied=True,
-        neurons=width,
         rotaries=(Rotary(frequencies=(1.0,) * (width // 2)),),
         layers=tuple(layers),
     )
