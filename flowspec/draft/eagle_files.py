@@ -16,7 +16,7 @@ import numpy.typing as npt
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import DTYPES, narrowed
 from flowspec.model.files import ModelFiles
-from flowspec.model.pickled_file import load_pickled, pickled_words
+from flowspec.model.pickled_file import load_pickled
 from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
 
 LAYERS_MAX = 4
@@ -67,7 +67,7 @@ def is_eagle(files: ModelFiles) -> bool:
 
 def _published(files: ModelFiles) -> Collection[str]:
     path = _pickled(files)
-    return files.file_map() if path is None else pickled_words(path)
+    return files.file_map() if path is None else load_pickled(path)
 
 
 def _pickled(files: ModelFiles) -> Path | None:

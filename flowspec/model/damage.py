@@ -15,11 +15,11 @@ from flowspec.folders import why_unread
 from flowspec.model.tensors import Extent
 
 GGUF_MAGIC = b"GGUF"
+ZIP_MAGIC = b"PK\x03\x04"
 HEAD_BYTES = 512
 _FETCH = "`flowspec fetch OWNER/NAME` gets the whole model"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGE = (b"<!doctype html", b"<html", b"<?xml")
-_ZIP = b"PK\x03\x04"
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _SAMPLE_BYTES = 4096
 _EDGE_BYTES = 256
@@ -54,9 +54,9 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
         return f"it is JSON, such as a server's answer that was saved in its place; {_FETCH}"
     if head.startswith(GGUF_MAGIC) and path.suffix.lower() != ".gguf":
         return f"it is a GGUF file; give it by itself: --model {path}"
-    if head.startswith(_ZIP) and path.suffix == ".json":
+    if head.startswith(ZIP_MAGIC) and path.suffix == ".json":
         return "it is a zip archive; unpack it first"
-    if head.startswith(_ZIP):
+    if head.startswith(ZIP_MAGIC):
         return "it is a zip archive, as torch.save writes it; docs/security.md tells how to convert one"
     for magic, name in _PACKED.items():
         if head.startswith(magic):

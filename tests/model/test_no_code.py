@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import ast
 import collections
-import io
 import json
 import os
 import pickle
@@ -25,7 +24,7 @@ from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.gpu import tensor_of
-from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, load_pickled, pickled_words
+from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, load_pickled
 from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 
@@ -72,8 +71,8 @@ def test_nothing_in_the_product_can_open_a_pickle() -> None:
     trees = {str(path.relative_to(ROOT)): ast.parse(source) for path, source in named.items()}
     assert {path for path, tree in trees.items() if opens_pickles(tree)} == {PICKLED_HEADS}
     for callable_ in (os.system, Path.touch, bytearray, torch.tensor):
-        with pytest.raises(KeyError):
-            Unpickler(io.BytesIO(pickle.dumps(callable_))).load()
+        with pytest.raises(ValueError, match="which is no tensor"):
+            Unpickler(pickle.dumps(callable_)).load()
     for code in ("from pickle import loads", "import torch\ntorch.load('x')", "f(trust_remote_code=True)"):
         assert opens_pickles(ast.parse(code))
 
@@ -154,7 +153,6 @@ def test_tensors_come_as_they_were_saved(wrap: Callable[[Any], Any], tmp_path: P
     }
     path = tmp_path / "pytorch_model.bin"
     torch.save(wrap(tensors), path)
-    assert tensors.keys() <= pickled_words(path)
     found = load_pickled(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -190,29 +188,36 @@ def patched(*changes: tuple[bytes, bytes]) -> Callable[[Path], None]:
     return make
 
 
+def nested(depth: int) -> bytes:
+    """A name that is a tuple of two tuples, which are one, and so on."""
+    place = iter(range(depth))
+    twice = b"".join(b"q%c0h%c\x86" % (number, number) for number in place)
+    return b"\x80\x02})" + twice + b"Ns."
+
+
 HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no archive": (lambda path: path.write_bytes(pickle.dumps({"a": 1})), "is no zip archive"),
-    "empty": (lambda path: path.write_bytes(b""), "is no zip archive"),
+    "empty": (lambda path: path.write_bytes(b""), "it is empty"),
     "cut short": (
         lambda path: (saved(path), path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])),
-        "is no zip archive",
+        "not a zip file",
     ),
-    "packed": (
-        lambda path: (saved(path), rewritten(path, how=zipfile.ZIP_DEFLATED)),
-        r"is no zip archive .*packed entries",
-    ),
+    "packed": (lambda path: (saved(path), rewritten(path, how=zipfile.ZIP_DEFLATED)), "entries are packed"),
     "a call": (with_pickle(pickle.dumps(Called(os.system, "true"), protocol=2)), "names 'posix system'"),
-    "a call by stack": (with_pickle(pickle.dumps(Called(os.system, "true"), protocol=4)), "by STACK_GLOBAL"),
+    "a call by stack": (with_pickle(pickle.dumps(Called(os.system, "true"))), "names 'posix system'"),
     "a call that torch allows": (
         with_pickle(pickle.dumps({"a": Called(bytearray, 1 << 40)}, protocol=2)),
         r"names '(__builtin__|builtins) bytearray'",
     ),
+    "much that is not there": (with_pickle(b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little")), "cannot read"),
+    "a high place": (with_pickle(b"\x80\x02}r\xff\xff\xff\xff00."), "cannot read"),
+    "tuples of tuples": (with_pickle(nested(60)), "cannot read"),
     "a long pickle": (
         with_pickle(pickle.dumps("x" * PICKLE_BYTES_MAX, protocol=2)),
         f"a pickle of {PICKLE_BYTES_MAX + 10} bytes",
     ),
-    "no pickle": (with_pickle(b"\xff" * 50), "is no zip archive"),
-    "a pickle that ends early": (with_pickle(b"\x80\x02}q\x00"), "is no zip archive"),
+    "no pickle": (with_pickle(b"\xff" * 50), "cannot read"),
+    "a pickle that ends early": (with_pickle(b"\x80\x02}q\x00"), "cannot read"),
     "no table": (with_pickle(pickle.dumps([1, 2], protocol=2)), "expected names and tensors"),
     "no tensors": (with_pickle(pickle.dumps({"fc.weight": 3}, protocol=2)), "expected names and tensors"),
     "no words on the stack": (with_pickle(b"\x80\x02R."), "cannot read"),
@@ -245,12 +250,12 @@ def test_two_pickles_or_one_elsewhere_or_before_an_archive_are_refused(tmp_path:
             with zipfile.ZipFile(path, "w") as archive:
                 for entry, content in each:
                     archive.writestr(entry, content)
-            with pytest.raises(InputError, match="is no zip archive of tensors"):
+            with pytest.raises(InputError, match=r"another pickle than data\.pkl"):
                 load_pickled(path)
     # torch would run the pickle, and Python's reader finds the archive behind it.
     path, innocent = tmp_path / "pytorch_model.bin", tmp_path / "innocent.bin"
     saved(innocent)
     path.write_bytes(BYTES + innocent.read_bytes())
     assert zipfile.is_zipfile(path)
-    with pytest.raises(InputError, match="does not begin as one"):
+    with pytest.raises(InputError, match="it is no zip archive"):
         load_pickled(path)
