@@ -24,15 +24,16 @@ from flowspec.core.protocol.precision import FILED, OF_ANY_MODEL
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.names import is_gguf, parts_of
-from flowspec.model.hub import cached_sizes, hub_cache, hub_file
-from flowspec.model.hub_choices import (
+from flowspec.model.hub import (
     CHECKPOINT,
     Choice,
     cached,
+    cached_sizes,
     check_any,
     choices_of,
     chosen,
-    download,
+    hub_cache,
+    hub_file,
     hub_sizes,
     write_headers,
 )
@@ -118,7 +119,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         disable_progress_bars()
     for name in missing:
-        download(repository, name)
+        if hub_file(repository, name, may_fetch=True) is None:
+            raise InputError(f"{repository!r} on the hub has no {name} any more; start again")
     if args.json:
         _tell(args, repository, outlooks, choice)
     else:
@@ -220,14 +222,14 @@ def _look(
 
 
 def _beginning(repository: str, choice: Choice, folder: Path) -> ModelFiles:
-    attempt, problem = 0, InputError("")
-    while (path := write_headers(repository, choice, folder, attempt)) is not None:
+    problem = InputError("")
+    for path in write_headers(repository, choice, folder):
         try:
             files = ModelFiles(str(path))
             files.config()
             return files
         except InputError as error:
-            attempt, problem = attempt + 1, error
+            problem = error
     raise problem
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.model.files import ModelFiles
-from flowspec.model.hub_choices import cached
+from flowspec.model.hub import cached
 from flowspec.plan.accepted_length import share_right
 
 TABLE = Path(__file__).with_name("published.json")

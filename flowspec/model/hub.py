@@ -1,19 +1,36 @@
-"""Single files of models on the Hugging Face hub, fetched or from its cache. `HF_HOME`, `HF_TOKEN` and
-offline mode are huggingface_hub's own.
+"""Models on the Hugging Face hub: what of a repository one would download, and its files, fetched or from the
+cache. `HF_HOME`, `HF_TOKEN` and offline mode are huggingface_hub's own.
 
-As a program it fetches files for a daemon (`runtime/weights/from_hub.py`), and imports little, so that it
-starts quickly.
+As a program it does this for a daemon (`runtime/weights/from_hub.py`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from flowspec.core.protocol.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError, first_line
+from flowspec.model.gguf.names import is_gguf, parts_of
+
+CHECKPOINT = "checkpoint"
+"""The choice that is no GGUF file."""
+USUAL = ("Q4_K_M", "Q4_0", CHECKPOINT)
+"""What is taken where nobody says, the first that is there."""
+_QUANT = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
+_WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
+_PICKLES = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin")
+_HEADER_BYTES = (1 << 23, 1 << 25, 1 << 27)
+"""Of a GGUF file, so much is read to see what the model is; more where its vocabulary is longer."""
+
+
+# ------------------------------------------------------------------------------------------------ files
 
 
 def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
@@ -22,19 +39,19 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
 
     Raises `InputError` when nothing of the model is cached and it cannot be, or may not be, fetched.
     """
-    from huggingface_hub import hf_hub_download, is_offline_mode, try_to_load_from_cache
+    from huggingface_hub import hf_hub_download, is_offline_mode
     from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
     try:
         return Path(hf_hub_download(repository, name, local_files_only=not may_fetch))
     except LocalEntryNotFoundError:
-        is_offline = is_offline_mode() or not may_fetch
-        if is_offline and isinstance(try_to_load_from_cache(repository, "config.json"), str):
+        is_offline = is_offline_mode()
+        if (is_offline or not may_fetch) and cached(repository, "config.json") is not None:
             return None  # the cache has the model and not this file: most models lack some
-        if is_offline_mode():
-            raise _lacking_offline(repository, name) from None
         why = "nothing is fetched here; `flowspec fetch` gets a model"
-        if may_fetch:
+        if is_offline:
+            why = "offline mode is on; check the name, go online once with HF_HUB_OFFLINE=0"
+        elif may_fetch:
             why = "the hub cannot be reached; check the network, set HF_HUB_OFFLINE=1 if the model is cached"
         raise InputError(
             f"{name} of {repository!r} is not in the Hugging Face cache, and {why}, or give a model folder"
@@ -45,11 +62,15 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
         raise InputError(f"cannot get {name} of {repository!r} from the hub: {first_line(error)}") from None
 
 
-def _lacking_offline(repository: str, name: str) -> InputError:
-    return InputError(
-        f"{name} of {repository!r} is not in the Hugging Face cache, and offline mode is on; check the name, "
-        "go online once with HF_HUB_OFFLINE=0, or give a model folder"
-    )
+def hub_cache() -> Path:
+    """The folder of the hub's cache; it need not exist yet."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _folder(repository: str) -> Path:
+    return hub_cache() / f"models--{repository.replace('/', '--')}"
 
 
 def is_fetched(repository: str) -> bool:
@@ -57,6 +78,14 @@ def is_fetched(repository: str) -> bool:
     from huggingface_hub import is_offline_mode
 
     return is_offline_mode() or _folder(repository).is_dir()
+
+
+def cached(repository: str, name: str) -> Path | None:
+    """A file of `owner/name` that is in the hub's cache here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repository, name)
+    return Path(found) if isinstance(found, str) else None
 
 
 def cached_sizes(repository: str) -> dict[str, int]:
@@ -70,32 +99,30 @@ def cached_sizes(repository: str) -> dict[str, int]:
     return {path.relative_to(snapshot).as_posix(): path.stat().st_size for path in files}
 
 
-def _folder(repository: str) -> Path:
-    return hub_cache() / f"models--{repository.replace('/', '--')}"
+def hub_sizes(repository: str) -> dict[str, int]:
+    """The files of `owner/name` on the hub and their bytes. Raises `InputError` where it cannot tell."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 
-
-def hub_size(repository: str, name: str) -> int | None:
-    """How many bytes a file of `owner/name` has on the hub, which is asked; None if there is none.
-
-    Raises `InputError` when the hub cannot tell.
-    """
-    from huggingface_hub import get_hf_file_metadata, hf_hub_url, is_offline_mode
-    from huggingface_hub.errors import EntryNotFoundError, OfflineModeIsEnabled
-
-    if is_offline_mode():
-        raise _lacking_offline(repository, name)
     try:
-        size: int | None = get_hf_file_metadata(hf_hub_url(repository, name)).size
-    except EntryNotFoundError:
-        return None
-    except (*unreachable(), OfflineModeIsEnabled) as error:
-        raise InputError(f"cannot ask the hub for {name} of {repository!r}: {first_line(error)}") from None
-    if size is None:
-        raise InputError(f"the hub does not tell how large {name} of {repository!r} is")
-    return size
+        told = HfApi().model_info(repository, files_metadata=True).siblings or []
+    except GatedRepoError:
+        raise InputError(
+            f"{repository!r} on the hub is for those whom its owner lets in: ask there, and set HF_TOKEN"
+        ) from None
+    except RepositoryNotFoundError:
+        raise InputError(
+            f"there is no model {repository!r} on the hub, or it is for those with a token: set HF_TOKEN"
+        ) from None
+    except _unreachable() as error:
+        raise InputError(
+            f"cannot ask the hub for {repository!r}: {first_line(error)}; is this machine online? "
+            "(HF_HUB_OFFLINE=1: fetch says what is here)"
+        ) from None
+    return {each.rfilename: each.size for each in told if each.size is not None}
 
 
-def unreachable() -> tuple[type[BaseException], ...]:
+def _unreachable() -> tuple[type[BaseException], ...]:
     """What is raised where the hub says no or nonsense, or cannot be reached: errors of the system's and of
     the HTTP library that it uses, whose name changes with its versions."""
     from huggingface_hub.errors import HfHubHTTPError
@@ -103,27 +130,111 @@ def unreachable() -> tuple[type[BaseException], ...]:
     return (OSError, ValueError, *HfHubHTTPError.__bases__)
 
 
-def hub_cache() -> Path:
-    """The folder of the hub's cache; it need not exist yet."""
-    from huggingface_hub import constants
+# ---------------------------------------------------------------------------------------------- choices
 
-    return Path(constants.HF_HUB_CACHE)
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Files that make up a model, and their bytes; `name` is a quant's, as people call it. `model` is what
+    `--model` takes once they are here."""
+
+    name: str
+    model: str
+    sizes: Mapping[str, int]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.sizes.values())
+
+    @property
+    def main(self) -> str:
+        """The file that others are named after, or the first."""
+        return next(iter(self.sizes))
+
+
+def choices_of(repository: str, sizes: Mapping[str, int]) -> list[Choice]:
+    """By the names of a repository's files and their bytes, small ones first; a checkpoint comes last."""
+    found = []
+    for name in sorted(filter(is_gguf, sizes)):
+        parts = parts_of(name)
+        if "mmproj" not in name.lower() and name == parts[0] and sizes.keys() >= {*parts}:
+            stem = re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name.rpartition("/")[2])
+            quant = _QUANT.search(stem)
+            called = stem if quant is None else quant[1].upper()
+            found.append(Choice(called, f"{repository}/{name}", {part: sizes[part] for part in parts}))
+    found.sort(key=lambda choice: choice.size_bytes)
+    weights = [name for name in sorted(sizes) if _WEIGHTS.fullmatch(name)]
+    if weights and "config.json" in sizes:
+        beside = [
+            name
+            for name, size in sorted(sizes.items())
+            if "/" not in name and name.endswith((".json", ".jinja")) and size <= JSON_BYTES_MAX
+        ]
+        found.append(Choice(CHECKPOINT, repository, {name: sizes[name] for name in (*beside, *weights)}))
+    return found
+
+
+def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
+    """The one that is asked for, else the usual one; raises `InputError` naming those that there are."""
+    if not choices:
+        raise InputError(f"{repository!r} on the hub has no safetensors and no GGUF files")
+    for name in USUAL if quant is None else (quant,):
+        same = [choice for choice in choices if choice.name.lower() == name.lower()]
+        if len(same) > 1:
+            files = ", ".join(choice.main for choice in same)
+            raise InputError(f"{repository!r} on the hub has several files of {name}: give one of {files}")
+        if same:
+            return same[0]
+    if quant is None and len(choices) == 1:
+        return choices[0]
+    names = ", ".join(dict.fromkeys(choice.name for choice in choices))
+    asked = "expected --quant" if quant is None else f"has no {quant}; expected --quant"
+    raise InputError(f"{repository!r} on the hub: {asked} with one of {names}")
+
+
+def check_any(choices: list[Choice], repository: str, names: Iterable[str]) -> None:
+    """Raises `InputError` where a repository with files of these `names` has pickles alone."""
+    if not choices and any(_PICKLES.fullmatch(name) for name in names):
+        raise InputError(
+            f"{repository!r} on the hub has its weights as .bin alone, a pickle: if it is an EAGLE head, "
+            f"--drafter {repository} downloads it; a model is to be converted first (docs/security.md)"
+        )
+
+
+def write_headers(repository: str, choice: Choice, folder: Path) -> Iterator[Path]:
+    """The main file of a GGUF choice, with the others beside it: as long as they are on the hub, of which
+    only the beginning is there, enough to read what the model is; again with more of it for whom it was not.
+    """
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, get_session
+
+    for header_bytes in _HEADER_BYTES:
+        for name, size in choice.sizes.items():
+            headers = {**build_hf_headers(), "Range": f"bytes=0-{header_bytes - 1}"}
+            try:
+                answer = get_session().get(hf_hub_url(repository, name), headers=headers)
+                answer.raise_for_status()
+            except _unreachable() as error:
+                text = f"cannot read {name} of {repository!r} on the hub: {first_line(error)}"
+                raise InputError(text) from None
+            with (folder / Path(name).name).open("wb") as file:
+                file.write(answer.content[:size])
+                file.truncate(size)
+        yield folder / Path(choice.main).name
+
+
+# --------------------------------------------------------------------------------------- for a daemon
 
 
 def main() -> None:
-    """Tells the sizes of files, or fetches them, and says in a line of JSON what came of it; of an error the
-    text.
-
-    Ends when its standard input does: its parent is gone.
-    """
-    what, repository, *names = sys.argv[1:]
+    """Fetches files of a repository, or without any tells the sizes of all, and says in a line of JSON what
+    came of it; of an error the text. Ends when its standard input does: its parent is gone."""
+    repository, *names = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    said: dict[str, int | None] | dict[str, str] | str
+    said: Mapping[str, object] | str
     try:
-        if what == "sizes":
-            said = {name: hub_size(repository, name) for name in names}
-        else:
-            said = {name: str(hub_file(repository, name, may_fetch=True)) for name in names}
+        fetched = {name: str(hub_file(repository, name, may_fetch=True)) for name in names}
+        said = fetched or hub_sizes(repository)
     except InputError as error:
         said = str(error)
     print(json.dumps(said), flush=True)

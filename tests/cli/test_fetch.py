@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from flowspec.bench.checkpoints import make_variant
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.hub_choices import CHECKPOINT, check_any, choices_of, chosen
+from flowspec.model.hub import CHECKPOINT, check_any, choices_of, chosen
 from tests.cli.running import Ended, Run
 from tests.ggufs import convert, make
 from tests.hub import MODEL, FakeHub

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flowspec.child_process import python_module
@@ -39,25 +39,26 @@ class HubFetcher:
     def get_json(self, *names: str) -> None:
         """Fetches those of these small files that the hub has. Raises `InputError` for one that is too large
         to be what it is called."""
-        sizes = {name: size for name, size in self._sizes(names).items() if size is not None}
-        for name, size in sizes.items():
-            if size > JSON_BYTES_MAX:
+        sizes = self._ask()
+        there = [name for name in names if name in sizes]
+        for name in there:
+            if (size := sizes[name]) > JSON_BYTES_MAX:
                 raise InputError(
                     f"{name} of {self._repository!r} on the hub: expected at most {JSON_BYTES_MAX} bytes, "
                     f"got {size}"
                 )
-        if sizes:
-            self._ask("get", list(sizes))
+        if there:
+            self._ask(*there)
 
     def get_weights(self, names: Sequence[str]) -> None:
         """Fetches these files. Raises `InputError` for one that the hub lacks, and before a byte of them if
         there is no room."""
-        sizes = self._sizes(names)
-        for name, size in sizes.items():
-            if size is None:
+        sizes = self._ask()
+        for name in names:
+            if name not in sizes:
                 raise InputError(f"{self._repository!r} on the hub has no {name}")
-        self._check_room(sum(filter(None, sizes.values())))
-        self._ask("get", names)
+        self._check_room(sum(sizes[name] for name in names))
+        self._ask(*names)
 
     def _check_room(self, needed: int) -> None:
         folder = hub_cache()
@@ -72,14 +73,10 @@ class HubFetcher:
                 "from the hub; give this device fewer layers, or its daemon more --cache-limit"
             )
 
-    def _sizes(self, names: Sequence[str]) -> Mapping[str, int | None]:
-        found: dict[str, int | None] = self._ask("sizes", names)
-        return found
-
-    def _ask(self, what: str, names: Sequence[str]) -> Any:
-        """Has a child do it. Raises `InputError` for what it says is wrong, `ClusterError` when the head has
-        let go."""
-        command = python_module("flowspec.model.hub", what, self._repository, *names)
+    def _ask(self, *names: str) -> dict[str, Any]:
+        """Has a child fetch these files, or without any tell the sizes of all. Raises `InputError` for what
+        it says is wrong, `ClusterError` when the head has let go."""
+        command = python_module("flowspec.model.hub", self._repository, *names)
         quiet = {**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
         child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=quiet
@@ -100,11 +97,11 @@ class HubFetcher:
             child.stdin.close()
             child.stdout.close()
         try:
-            said = json.loads(text)
+            said: dict[str, Any] | str = json.loads(text)
         except ValueError:
             raise InputError(
-                f"cannot get {', '.join(names)} of {self._repository!r}: the download ended with "
-                f"{child.returncode}"
+                f"cannot get {', '.join(names) or 'the sizes'} of {self._repository!r}: the download ended "
+                f"with {child.returncode}"
             ) from None
         if isinstance(said, str):
             raise InputError(said)
