@@ -10,9 +10,9 @@ from typing import Any
 
 from gguf import GGUFWriter, TokenType
 
+from flowspec.model.damage import read_json
 from flowspec.model.files import bundled_folder
 from flowspec.model.gguf.file import GgufFile
-from flowspec.model.json_files import read_json
 from tests.ggufs import add_entry
 
 PUBLISHED = Path(__file__).parent / "model" / "vocabularies"

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from flowspec.errors import InputError
+from flowspec.model.damage import read_json
 from flowspec.model.files import ModelFiles
-from flowspec.model.json_files import read_json
 from flowspec.model.support import check_config
 
 DECODERS = {

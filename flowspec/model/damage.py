@@ -1,5 +1,5 @@
-"""What is wrong with a model's file: what it is in place of what its name says, a link out of the model's
-folder, weights that were never written though the file has its full length."""
+"""Files of models that others wrote: what is wrong with one (it is something else than its name says, a link
+out of the model's folder, weights that were never written), and JSON, bounded in size and depth."""
 
 from __future__ import annotations
 
@@ -9,28 +9,30 @@ from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.folders import why_unread
+from flowspec.folders import read_text, why_unread
 from flowspec.model.tensors import Extent
 
 GGUF_MAGIC = b"GGUF"
 ZIP_MAGIC = b"PK\x03\x04"
-HEAD_BYTES = 512
 _FETCH = "`flowspec fetch OWNER/NAME` gets the whole model"
 _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGE = (b"<!doctype html", b"<html", b"<?xml")
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
-_SAMPLE_BYTES = 4096
+_HEAD_BYTES = 512
+_BLOCK_BYTES = 4096
 _EDGE_BYTES = 256
-_BLOCK_BYTES = 1 << 20
+_DEPTH_MAX = 100
 
 
 def read_head(path: Path) -> bytes:
     """The first bytes of a file; none of one that cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(HEAD_BYTES)
+            return file.read(_HEAD_BYTES)
     except OSError:
         return b""
 
@@ -54,10 +56,9 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
         return f"it is JSON, such as a server's answer that was saved in its place; {_FETCH}"
     if head.startswith(GGUF_MAGIC) and path.suffix.lower() != ".gguf":
         return f"it is a GGUF file; give it by itself: --model {path}"
-    if head.startswith(ZIP_MAGIC) and path.suffix == ".json":
-        return "it is a zip archive; unpack it first"
     if head.startswith(ZIP_MAGIC):
-        return "it is a zip archive, as torch.save writes it; docs/security.md tells how to convert one"
+        torch = ", as torch.save writes it; docs/security.md tells how to convert one"
+        return f"it is a zip archive{'; unpack it first' if path.suffix == '.json' else torch}"
     for magic, name in _PACKED.items():
         if head.startswith(magic):
             return f"it is packed with {name}; unpack it first"
@@ -82,6 +83,32 @@ def instead(path: Path, error: Exception) -> str:
     reading it failed."""
     found = advice(path, "")
     return f"; {found}" if found else f" ({why_unread(error)}); copy it again"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; raises `InputError`."""
+    try:
+        if (size := path.stat().st_size) > limits.JSON_BYTES_MAX:
+            raise InputError(f"{path}: expected JSON of at most {limits.JSON_BYTES_MAX} bytes, got {size}")
+        raw = json.loads(read_text(path))
+        _check_depth(raw)
+    except (OSError, ValueError, RecursionError) as error:
+        found = advice(path, f"it cannot be read ({why_unread(error)})")
+        raise InputError(f"{path}: expected JSON, but {found}") from None
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")
+    return raw
+
+
+def _check_depth(value: Any) -> None:
+    """Raises `ValueError` for lists and objects so deep in each other that showing or copying them could
+    exhaust Python's stack."""
+    level: list[Any] = [[value]]
+    for _ in range(_DEPTH_MAX):
+        entries = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]
+        level = [entry for entry in entries if isinstance(entry, dict | list)]
+    if level:
+        raise ValueError(f"it is nested more than {_DEPTH_MAX} deep")
 
 
 def check_inside(path: Path, folder: Path) -> None:
@@ -110,12 +137,13 @@ def check_written(extents: Iterable[Extent]) -> None:
             descriptor = file.fileno()
             for is_zero, members in groupby(tensors, partial(_has_only_zeros, descriptor)):
                 run = list(members)
-                if not is_zero or all(len(each.shape) < 2 for each in run):
-                    continue
                 begin, end = run[0].offset, run[-1].offset + run[-1].size_bytes
-                is_first, is_last = run[0] is tensors[0], run[-1] is tensors[-1]
-                is_hole = is_last or _is_zero(descriptor, end, _EDGE_BYTES)
-                if is_hole or (not is_first and _is_zero(descriptor, begin - _EDGE_BYTES, _EDGE_BYTES)):
+                is_matrix = any(len(each.shape) > 1 for each in run)
+                goes_on = run[-1] is tensors[-1] or _is_zero(descriptor, end, _EDGE_BYTES)
+                is_begun = run[0] is not tensors[0] and _is_zero(
+                    descriptor, max(0, begin - _EDGE_BYTES), _EDGE_BYTES
+                )
+                if is_zero and is_matrix and (goes_on or is_begun):
                     raise InputError(
                         f"{path} was not written to its end: {end - begin} bytes of weights from byte "
                         f"{begin} on are zeros, as a download leaves them that is cut off; fetch it again"
@@ -123,17 +151,14 @@ def check_written(extents: Iterable[Extent]) -> None:
 
 
 def _has_only_zeros(descriptor: int, tensor: Extent) -> bool:
-    middle = tensor.offset + max(0, tensor.size_bytes - _SAMPLE_BYTES) // 2
-    return _is_zero(descriptor, middle, min(_SAMPLE_BYTES, tensor.size_bytes)) and _is_zero(
-        descriptor, tensor.offset, tensor.size_bytes
-    )
+    return _is_zero(descriptor, tensor.offset, tensor.size_bytes)
 
 
 def _is_zero(descriptor: int, offset: int, size: int) -> bool:
     """Of the bytes that the file has there; a place beyond its end has none."""
     end, is_read = offset + size, False
     while offset < end and (block := os.pread(descriptor, min(_BLOCK_BYTES, end - offset), offset)):
-        if any(block):
+        if block.strip(b"\0"):
             return False
         offset, is_read = offset + len(block), True
     return is_read

@@ -19,7 +19,7 @@ from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
-from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file
+from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file, read_json
 from flowspec.model.families import FAMILIES, Family, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
@@ -28,7 +28,6 @@ from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_file
 from flowspec.model.imports import IMPORTING
 from flowspec.model.joined_experts import joined_experts
-from flowspec.model.json_files import read_json
 from flowspec.model.layer_by_layer import layer_views
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors

@@ -18,11 +18,10 @@ from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
 from flowspec.model.chat_template import HiddenTokens, Rendered, bounded_time, names_in, without_cuts
-from flowspec.model.damage import advice_for_json, check_inside
+from flowspec.model.damage import advice_for_json, check_inside, read_json
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.imports import IMPORTING
-from flowspec.model.json_files import read_json
 from flowspec.model.reply.form import ReplyForm, Thoughts, form_of, is_in_channels, thoughts_of
 from flowspec.model.reply.parts import Part, Tool
 

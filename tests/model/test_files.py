@@ -28,11 +28,10 @@ from transformers.utils.hub import CHAT_TEMPLATE_DIR
 import flowspec
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.model.damage import check_inside, check_written
+from flowspec.model.damage import check_inside, check_written, read_json
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gpu import tensor_of
-from flowspec.model.json_files import read_json
 from flowspec.model.prompts import Prompt, of_each_domain, read_prompts
 from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.text import Tokenizer, recommended

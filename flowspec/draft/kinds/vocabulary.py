@@ -7,8 +7,8 @@ from pathlib import Path
 
 from flowspec.draft.kinds.ngram import Ngram
 from flowspec.errors import InputError
+from flowspec.model.damage import read_json
 from flowspec.model.files import ModelFiles
-from flowspec.model.json_files import read_json
 
 ADVICE = f"give a drafter trained for the same tokenizer, or --drafter {Ngram.word}"
 
