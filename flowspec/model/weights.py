@@ -8,10 +8,9 @@ slice twice.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,15 +23,7 @@ from flowspec.model.engine import Engine
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf.names import STORED_FADING
 from flowspec.model.layer_by_layer import TABLE
-from flowspec.model.parts import (
-    LayerShape,
-    Linear,
-    Matrix,
-    NormPart,
-    Parameter,
-    Parts,
-    Role,
-)
+from flowspec.model.parts import LayerShape, Linear, Matrix, NormPart, Parameter, Parts, Role
 from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.tensors import Panels, Tensors
 
@@ -75,54 +66,33 @@ class TensorSource:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter of a slice and the tensors that it is made of; two that are tied have the same."""
+    """A parameter of a slice and the tensors that it is made of; two that are tied have the same. One that
+    `is_packed` is held in levels, and not as numbers."""
 
     owner: Owner
     name: str
     shape: tuple[int, ...]
     role: Role
     sources: tuple[TensorSource, ...]
-
-    def kind(self, activations: str) -> str:
-        """The dtype in which it is read where it is not packed."""
-        return "float32" if self.role in ("exact", "number") else activations
-
-    def plain_bytes(self, activations: str) -> int:
-        """What it takes where it is not packed."""
-        kind = "float32" if self.role in ("exact", "widened") else activations
-        return 0 if self.role == "number" else math.prod(self.shape) * DTYPES[kind].itemsize
-
-    def part_shape(self, source: TensorSource) -> tuple[int, ...]:
-        """Of what one source fills."""
-        return np.broadcast_to(np.uint8(0), self.shape)[source.part].shape
+    is_packed: bool = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """The names of the tensors that it is made of."""
         return tuple(source.tensor for source in self.sources)
 
-
-@dataclass(frozen=True, slots=True)
-class SliceWeights:
-    """The parameters of a slice: those that are packed, and those that are kept as they are."""
-
-    packed: tuple[Weight, ...]
-    plain: tuple[Weight, ...]
-
-    def without(self, owners: Iterable[Owner]) -> SliceWeights:
-        gone = frozenset(owners)
-        packed = tuple(each for each in self.packed if each.owner not in gone)
-        return SliceWeights(packed, tuple(each for each in self.plain if each.owner not in gone))
+    def plain_bytes(self, activations: str) -> int:
+        """What it takes where it is not packed."""
+        kind = "float32" if self.role in ("exact", "widened") else activations
+        return 0 if self.role == "number" else math.prod(self.shape) * DTYPES[kind].itemsize
 
 
 class RoundedStore(Protocol):
     """Keeps rounded matrices from one load to the next."""
 
-    def find(self, weight: Weight) -> Rounded | None:
-        """What `keep` was given for a parameter of the same content, unchanged."""
-
-    def keep(self, weight: Weight, rounded: Rounded) -> None:
-        """Keeps it if there is room."""
+    def get(self, weight: Weight, make: Callable[[], Rounded]) -> Rounded:
+        """What is kept of a parameter of the same content; else what `make` gives, which is kept if there is
+        room."""
 
 
 @dataclass(slots=True)
@@ -169,15 +139,14 @@ class SliceParts:
 
 def arrays_of(part: Any) -> Iterator[Any]:
     """Those that a part, a matrix, or several of them, hold."""
-    if isinstance(part, NormPart) and not part.has_weights:
-        return
     if hasattr(part, "nbytes"):
         yield part
-    elif isinstance(part, Mapping | tuple):
-        for each in part.values() if isinstance(part, Mapping) else part:
+    elif not isinstance(part, NormPart) or part.has_weights:
+        inner = part.values() if isinstance(part, Mapping) else part
+        if not isinstance(part, Mapping | tuple):
+            inner = (getattr(part, name) for name in getattr(part, "__slots__", ()))
+        for each in inner:
             yield from arrays_of(each)
-    elif hasattr(part, "__slots__"):
-        yield from arrays_of(tuple(getattr(part, name) for name in part.__slots__))
 
 
 # ------------------------------------------------------------------------------------------- names
@@ -257,35 +226,37 @@ def _sources(
     )
 
 
-def sorted_weights(spec: ModelSpec, span: Span, tensors: Tensors, dtype: str) -> SliceWeights:
-    """Every parameter of a slice, by what `load_parts` does with it in this precision.
+def weights_in(spec: ModelSpec, span: Span, tensors: Tensors, dtype: str) -> list[Weight]:
+    """Every parameter of a slice, as it is held in this precision.
 
     Raises `InputError` for a matrix that is to stay as its file packs it, and is not packed there, or in a
     form that layers do not compute with.
     """
-    packed: list[Weight] = []
-    plain: list[Weight] = []
+    found = []
     for weight in weights_of(spec, span, tensors):
-        is_multiplied = weight.role in ("matrix", "experts")
-        loose = [name for name in weight.tensors if not tensors.form(name)] if dtype == FILED else []
+        is_multiplied, loose = weight.role in ("matrix", "experts"), ""
+        may_be_packed = is_multiplied or (dtype == FILED and weight.role == "table")
+        if dtype == FILED and may_be_packed:
+            loose = next((name for name in weight.tensors if not tensors.form(name)), "")
         if loose and is_multiplied:
             raise InputError(
-                f"{tensors.files_of(loose[0])[0]} is not packed in a form that layers compute with; "
+                f"{tensors.files_of(loose)[0]} is not packed in a form that layers compute with; "
                 "use --dtype bfloat16, int8 or int4"
             )
-        is_filed_table = dtype == FILED and weight.role == "table" and not loose
-        (packed if is_packed(dtype) and (is_multiplied or is_filed_table) else plain).append(weight)
-    return SliceWeights(tuple(packed), tuple(plain))
+        found.append(replace(weight, is_packed=is_packed(dtype) and may_be_packed and not loose))
+    return found
 
 
-def weight_bytes(weights: SliceWeights, tensors: Tensors, dtype: str) -> int:
+def weight_bytes(weights: Sequence[Weight], tensors: Tensors, dtype: str) -> int:
     """What the parameters will take once they are loaded; tied ones count once, unless one of them is
     packed."""
-    plain = {weight.tensors: weight.plain_bytes(ACTIVATIONS[dtype]) for weight in weights.plain}
+    packed = [weight for weight in weights if weight.is_packed]
+    kind, loose = ACTIVATIONS[dtype], (weight for weight in weights if not weight.is_packed)
+    plain = {weight.tensors: weight.plain_bytes(kind) for weight in loose}
     if dtype == FILED:
-        names = {name for weight in weights.packed for name in weight.tensors}
+        names = {name for weight in packed for name in weight.tensors}
         return sum(plain.values()) + sum(map(tensors.packed_bytes, names))
-    return sum(plain.values()) + sum(stack_bytes(weight.shape, dtype) for weight in weights.packed)
+    return sum(plain.values()) + sum(stack_bytes(weight.shape, dtype) for weight in packed)
 
 
 def stack_bytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -313,19 +284,15 @@ def load_parts(
     `InputError` for a tensor that is missing or of another shape, or before anything is read for one that
     nothing uses, and for what cannot be packed.
     """
-    weights = sorted_weights(spec, span, tensors, dtype)
-    check_all_used(spec, span, (*weights.plain, *weights.packed), tensors)
+    weights = weights_in(spec, span, tensors, dtype)
+    check_all_used(spec, span, weights, tensors)
     known = {} if kept is None else kept.of
-    weights = weights.without(known)
-    count = sum(len(weight.sources) for weight in (*weights.plain, *weights.packed))
-    shares = iter(np.arange(1, count + 1) / count)
-    reader = _Reader(tensors, dtype, engine, store, lambda: progress(float(next(shares))))
-    packed = reader.filed if dtype == FILED else reader.rounded
+    weights = [weight for weight in weights if weight.owner not in known]
     values: dict[Owner, dict[str, Any]] = {owner: {} for owner in span.owners}
-    for weight, value in itertools.chain(reader.plain(weights.plain), packed(weights.packed)):
+    for weight, value in _Reader(tensors, dtype, engine, store, progress).read(weights):
         own = values[weight.owner]
         own[weight.name] = value
-        order = tensors.input_order(weight.tensors[0]) if dtype == FILED else None
+        order = tensors.input_order(weight.tensors[0]) if weight.is_packed and dtype == FILED else None
         if order is not None:
             own[f"{weight.name.removesuffix('.weight')}.order"] = engine.array(order)
     found: dict[Owner, Any] = {}
@@ -336,11 +303,10 @@ def load_parts(
             found[owner] = layer_shape(spec, owner, tensors).parts(own, spec.eps, engine)
         elif owner == NORM:
             found[owner] = NormPart(weights=own["weight"], eps=spec.eps)
+        elif owner == LM_HEAD:
+            found[owner] = Linear(inputs=spec.hidden, matrices=own["weight"])
         else:
-            given = own["weight"]
-            matrices = given if isinstance(given, tuple) else (engine.matrix(given),)
-            linear = Linear(inputs=spec.hidden, matrices=matrices)
-            found[owner] = linear if owner == LM_HEAD else matrices[0]
+            (found[owner],) = own["weight"]
     return SliceParts(found)
 
 
@@ -353,97 +319,94 @@ class _Reader:
         dtype: str,
         engine: Engine,
         store: RoundedStore | None,
-        step: Callable[[], None],
+        progress: Callable[[float], None],
     ) -> None:
         self._tensors, self._dtype, self._engine, self._store = tensors, dtype, engine, store
-        self._step = step
+        self._progress = progress
+        self._done = self._count = 0
 
-    def plain(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
-        """Arrays, or matrices of them."""
-        read = {weight.tensors: self._engine.array(given) for weight, given in self._plain_tables(weights)}
+    def read(self, weights: Sequence[Weight]) -> Iterator[tuple[Weight, Any]]:
+        """Arrays; of matrices and tables tuples of matrices, one below another, of experts one for each."""
+        self._count = sum(len(weight.sources) for weight in weights)
+        held = self._tables([weight for weight in weights if weight.tensors[0].endswith(TABLE)])
         for weight in weights:
-            if weight.tensors in read:
-                self._steps(weight)
-            else:
-                read[weight.tensors] = self._engine.array(self._numbers(weight))
-            value = read[weight.tensors]
-            if weight.role == "matrix":
-                yield weight, (self._engine.matrix(value),)
-            elif weight.role == "experts":
-                yield weight, tuple((self._engine.matrix(each),) for each in value)
-            else:
-                yield weight, value
+            done, key = self._done, (weight.tensors, weight.is_packed)
+            if key not in held:
+                held[key] = self._value(weight)
+            self._step(done + len(weight.sources) - self._done)
+            yield weight, held[key]
 
-    def rounded(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
-        """Matrices of levels, from the store where it has them."""
-        for weight in weights:
-            rounded = None if self._store is None else self._store.find(weight)
-            if rounded is not None:
-                self._steps(weight)
+    def _tables(self, tables: list[Weight]) -> dict[tuple[tuple[str, ...], bool], Any]:
+        """Those of all layers together: what files have of them lies side by side."""
+        panels = self._tensors.panels_together(
+            {each.tensors[0]: each.shape for each in tables if each.is_packed}
+        )
+        plain = {each.tensors[0]: self._room(each) for each in tables if not each.is_packed}
+        self._tensors.copy_together(plain)
+        held = {}
+        for table in tables:
+            name = table.tensors[0]
+            if table.is_packed:
+                matrix = self._filed(name, panels.pop(name), table.shape[0])
             else:
-                rows = self._numbers(weight).reshape(-1, weight.shape[-1])
-                rounded = ROUNDINGS[self._dtype].round(rows)
-                if self._store is not None:
-                    self._store.keep(weight, rounded)
-            *experts, outputs, inputs = weight.shape
+                matrix = self._engine.matrix(self._engine.array(plain.pop(name)))
+            held[table.tensors, table.is_packed] = (matrix,)
+        return held
+
+    def _value(self, weight: Weight) -> Any:
+        if weight.role not in ("matrix", "experts", "table"):
+            return self._engine.array(self._numbers(weight))
+        if not weight.is_packed:
+            array = self._engine.array(self._numbers(weight))
+            matrices = [*map(self._engine.matrix, array if weight.role == "experts" else [array])]
+        elif self._dtype == FILED:
             matrices = []
-            for first in range(0, math.prod(experts) * outputs, outputs):
-                own = {name: part[first : first + outputs] for name, part in rounded.items()}
-                matrices.append((self._engine.rounded_matrix(self._dtype, own, inputs=inputs),))
-            yield weight, tuple(matrices) if experts else matrices[0]
-
-    def filed(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
-        """Matrices as the files pack them."""
-        tables = {weight.tensors[0]: weight.shape for weight in weights if _is_table(weight)}
-        read: dict[tuple[str, ...], tuple[Matrix, ...]] = {}
-        panels = self._tensors.panels_together(tables)
-        for name, shape in tables.items():
-            read[(name,)] = (self._filed(name, panels.pop(name), shape[0]),)
-        for weight in weights:
-            if weight.tensors not in read:
-                shapes = {source.tensor: weight.part_shape(source) for source in weight.sources}
-                read[weight.tensors] = tuple(
-                    self._filed(name, self._tensors.panels(name, shape), shape[0])
-                    for name, shape in shapes.items()
-                )
-            matrices = read[weight.tensors]
-            if weight.role == "experts":
-                count = len(matrices) // weight.shape[0]
-                yield weight, tuple(matrices[at : at + count] for at in range(0, len(matrices), count))
-            else:
-                yield weight, matrices
-            self._steps(weight)
+            for source in weight.sources:
+                shape = np.broadcast_to(np.uint8(0), weight.shape)[source.part].shape
+                panels = self._tensors.panels(source.tensor, shape)
+                matrices.append(self._filed(source.tensor, panels, shape[0]))
+                self._step()
+        else:
+            matrices = self._rounded(weight)
+        if weight.role != "experts":
+            return tuple(matrices)
+        each = len(matrices) // weight.shape[0]
+        return tuple(tuple(matrices[first : first + each]) for first in range(0, len(matrices), each))
 
     def _filed(self, name: str, panels: Panels, outputs: int) -> Matrix:
         return self._engine.filed_matrix(self._tensors.form(name), panels, outputs)
 
-    def _plain_tables(self, weights: tuple[Weight, ...]) -> Iterator[tuple[Weight, Any]]:
-        """Those of all layers together: what files have of them lies side by side."""
-        tables = {weight: self._empty(weight) for weight in weights if _is_table(weight)}
-        self._tensors.copy_together({weight.tensors[0]: given for weight, given in tables.items()})
-        while tables:
-            yield tables.popitem()
+    def _rounded(self, weight: Weight) -> list[Matrix]:
+        *_, outputs, inputs = weight.shape
+
+        def make() -> Rounded:
+            return ROUNDINGS[self._dtype].round(self._numbers(weight).reshape(-1, inputs))
+
+        rounded = make() if self._store is None else self._store.get(weight, make)
+        matrices = []
+        for first in range(0, math.prod(weight.shape[:-1]), outputs):
+            own = {name: part[first : first + outputs] for name, part in rounded.items()}
+            matrices.append(self._engine.rounded_matrix(self._dtype, own, inputs=inputs))
+        return matrices
 
     def _numbers(self, weight: Weight) -> Any:
-        values = self._empty(weight)  # aligned, unlike the file's
+        values = self._room(weight)
         for source in weight.sources:
             self._tensors.copy_into(source.tensor, values[source.part])
             self._step()
         return values
 
-    def _empty(self, weight: Weight) -> Any:
-        return room(weight.shape, DTYPES[weight.kind(ACTIVATIONS[self._dtype])])
+    def _room(self, weight: Weight) -> Any:
+        kind = "float32" if weight.role in ("exact", "number") else ACTIVATIONS[self._dtype]
+        return room(weight.shape, DTYPES[kind])  # aligned, unlike the file's
 
-    def _steps(self, weight: Weight) -> None:
-        for _ in weight.sources:
-            self._step()
-
-
-def _is_table(weight: Weight) -> bool:
-    return weight.tensors[0].endswith(TABLE)
+    def _step(self, tensors: int = 1) -> None:
+        if tensors:
+            self._done += tensors
+            self._progress(self._done / self._count)
 
 
-def check_all_used(spec: ModelSpec, span: Span, weights: tuple[Weight, ...], tensors: Tensors) -> None:
+def check_all_used(spec: ModelSpec, span: Span, weights: Sequence[Weight], tensors: Tensors) -> None:
     """Refuses tensors among a slice's own that its layers have no place for (biases, sinks, scales): they
     belong to another model."""
     family = family_named(spec)

@@ -26,11 +26,10 @@ from flowspec.model.gguf.names import is_gguf
 from flowspec.model.slice import Slice
 from flowspec.model.weights import (
     SliceParts,
-    SliceWeights,
     Span,
     Weight,
-    sorted_weights,
     weight_bytes,
+    weights_in,
     weights_of,
 )
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
@@ -186,9 +185,8 @@ class SliceLoad:
             if isinstance(files, CheckedFiles):
                 files.end()
 
-    def _weights(self, kept: SliceParts | None, device: str) -> tuple[Weight, ...]:
-        found = slice_weights(self._files, self._span, self._assign.dtype, kept)
-        return (*found.plain, *found.packed)
+    def _weights(self, kept: SliceParts | None, device: str) -> list[Weight]:
+        return slice_weights(self._files, self._span, self._assign.dtype, kept)
 
 
 def find_source(
@@ -363,10 +361,10 @@ def slice_weights(
     span: Span,
     dtype: str,
     kept: SliceParts | None = None,
-) -> SliceWeights:
-    """The parameters of a slice that are not `kept`, by whether they are packed; nothing is loaded."""
-    found = sorted_weights(files.spec, span, files.tensors(), dtype)
-    return found if kept is None else found.without(kept.of)
+) -> list[Weight]:
+    """The parameters of a slice that are not `kept`; nothing is loaded."""
+    found = weights_in(files.spec, span, files.tensors(), dtype)
+    return [weight for weight in found if kept is None or weight.owner not in kept.of]
 
 
 def slice_memory(
@@ -386,7 +384,7 @@ def slice_memory(
     """
     tensors = files.tensors()
     return SliceMemory(
-        weight_bytes=weight_bytes(sorted_weights(files.spec, span, tensors, dtype), tensors, dtype),
+        weight_bytes=weight_bytes(weights_in(files.spec, span, tensors, dtype), tensors, dtype),
         cache_bytes=_cache_bytes(files.spec, span, dtype, context, nodes_max, cache, window),
     )
 

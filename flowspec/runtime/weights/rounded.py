@@ -24,7 +24,7 @@ from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.rounding import FORMAT, ROUNDINGS, Rounded
 from flowspec.model.safetensors_file import load_mapped
-from flowspec.model.weights import SliceWeights, Weight, stack_bytes
+from flowspec.model.weights import Weight, stack_bytes
 from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles
 from flowspec.runtime.weights.receive import HeadChannel, fetched
@@ -129,13 +129,16 @@ class StoredRounded:
     def is_stored(self, weight: Weight) -> bool:
         return self.keys[weight.tensors] in self._found
 
-    def find(self, weight: Weight) -> Rounded | None:
+    def get(self, weight: Weight, make: Callable[[], Rounded]) -> Rounded:
         path = self._found.get(self.keys[weight.tensors])
-        return None if path is None else load_mapped(path)
+        if path is not None:
+            return load_mapped(path)
+        rounded = make()
+        if self._has_room:
+            self._keep(weight, rounded)
+        return rounded
 
-    def keep(self, weight: Weight, rounded: Rounded) -> None:
-        if not self._has_room:
-            return
+    def _keep(self, weight: Weight, rounded: Rounded) -> None:
         try:
             if self._opened.unchanged():
                 self._store.keep_made(self.keys[weight.tensors], save(dict(rounded)))
@@ -191,7 +194,7 @@ def _how(files: ModelFiles, name: str) -> Identity:
 
 @contextlib.contextmanager
 def ready_weights(
-    files: ModelFiles, weights: SliceWeights, dtype: str, store: WeightStore | None, channel: HeadChannel
+    files: ModelFiles, weights: Sequence[Weight], dtype: str, store: WeightStore | None, channel: HeadChannel
 ) -> Iterator[tuple[int, StoredRounded | None]]:
     """Has what a slice is made of ready to be loaded: yields the bytes that the head sent for it, and where
     rounded matrices are kept.
@@ -200,16 +203,17 @@ def ready_weights(
     does.
     """
     with contextlib.ExitStack() as stack:
-        kept, needed = None, (*weights.plain, *weights.packed)
+        kept = None
         if store is not None and dtype in ROUNDINGS:
             own = stack.enter_context(contextlib.closing(OpenFiles(store.folder)))
             opened = files.opened if isinstance(files, CheckedFiles) else own
-            kept = StoredRounded(files, weights.packed, dtype, store, opened, channel.tell)
+            packed = [weight for weight in weights if weight.is_packed]
+            kept = StoredRounded(files, packed, dtype, store, opened, channel.tell)
             stack.enter_context(kept.checked())
-            needed = (*weights.plain, *(weight for weight in weights.packed if not kept.is_stored(weight)))
+            weights = [weight for weight in weights if not weight.is_packed or not kept.is_stored(weight)]
         received_bytes = 0
         if isinstance(files, StoredModel):
-            spared = files.entries.keys() - in_files(files, needed)
+            spared = files.entries.keys() - in_files(files, weights)
             received_bytes = stack.enter_context(fetched(files, channel, spared))
         if kept is not None:
             stack.enter_context(kept.room())

@@ -51,7 +51,7 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
         model = offered_model(assign, span, ask_word(channel), channel, store)
         assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
         weights = slice_weights(files, span, "float32")
-        assert set(model.entries) == in_files(files, (*weights.plain, *weights.packed))
+        assert set(model.entries) == in_files(files, weights)
         before = {path.name for path in (folder / "store").glob("tensors/*")}
         with fetched(model, channel) as received:
             found = Slice.load(model, span, dtype)
