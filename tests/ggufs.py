@@ -129,7 +129,7 @@ def convert(
 
 
 def _numbers(checkpoint: Path) -> Tensors:
-    shards = sorted(set(ModelFiles(str(checkpoint)).weight_map().values()))
+    shards = sorted(set(ModelFiles(str(checkpoint)).file_map().values()))
     return {
         name: values.float().numpy()
         for shard in shards

@@ -34,7 +34,7 @@ from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.parts import LayerShape, Linear, Matrix, linear_shape, norm_shape, rounded
-from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
+from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
@@ -194,7 +194,7 @@ class AssistantHead:
         _check_heads(spec, config.layer_types, held, files.model, target.model)
         shapes = _shapes(raw, spec, config.model_type, whole.hidden)
         engine = engine_of(ACTIVATIONS[dtype], device, spec.norm)
-        own = SafetensorsTensors(files.model, files.file_map(), files.path, {**ELEMENT_BYTES, **LEVEL_BYTES})
+        own = SafetensorsTensors(files.model, files.file_map(), files.path, (*NUMBERS, *LEVELS))
         is_masked = "masked_embedding.centroids" in shapes
         known = (*parameters_of(shapes), *([_ORDERING] if is_masked else []))
         _check_known(own, known, len(spec.layers), files.model)

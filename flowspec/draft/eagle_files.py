@@ -16,8 +16,8 @@ import numpy.typing as npt
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import DTYPES, narrowed
 from flowspec.model.files import ModelFiles
-from flowspec.model.pickled_file import load_pickled
-from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
+from flowspec.model.pickled_file import read_pickled
+from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors, read_header
 
 LAYERS_MAX = 4
 """Of a head: of those published most have one, some two, and four those that guess all at once."""
@@ -67,7 +67,7 @@ def is_eagle(files: ModelFiles) -> bool:
 
 def _published(files: ModelFiles) -> Collection[str]:
     path = _pickled(files)
-    return files.file_map() if path is None else load_pickled(path)
+    return files.file_map() if path is None else read_pickled(path)
 
 
 def _pickled(files: ModelFiles) -> Path | None:
@@ -84,10 +84,10 @@ class HeadTensors:
         self.model = files.model
         self._files = files
         path = _pickled(files)
-        self._pickled = None if path is None else load_pickled(path)
-        self._file_of = files.file_map() if self._pickled is None else dict.fromkeys(self._pickled, PICKLED)
-        sizes = {**ELEMENT_BYTES, **LEVEL_BYTES, "BOOL": 1}  # as `t2d` is
-        self._opened = SafetensorsTensors(files.model, self._file_of, files.path, sizes)
+        read = read_header if path is None else read_pickled
+        self._file_of = files.file_map() if path is None else dict.fromkeys(read_pickled(path), PICKLED)
+        dtypes = (*NUMBERS, *LEVELS, "BOOL")  # as `t2d` is
+        self._opened = SafetensorsTensors(files.model, self._file_of, files.path, dtypes, read)
         self._published: dict[str, str] = {}
         for published in self._file_of:
             name = plain_name(published)
@@ -110,8 +110,7 @@ class HeadTensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """As its file says; raises `InputError` if the tensor is missing."""
-        published = self._known(name)
-        return self._opened.shape(published) if self._pickled is None else self._pickled[published].shape
+        return self._opened.shape(self._known(name))
 
     def load(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """A tensor over the mapped file, to be copied; raises `InputError` if it is missing or of another
@@ -122,7 +121,7 @@ class HeadTensors:
                 f"tensor {self.published(name)} of EAGLE head {self.model!r}: expected shape "
                 f"{list(shape)} by config.json, got {list(self.shape(name))}"
             )
-        return self._opened.load(published, shape) if self._pickled is None else self._pickled[published]
+        return self._opened.load(published, shape)
 
     def copy_into(self, name: str, array: npt.NDArray[Any]) -> None:
         """A tensor of numbers, in the dtype of `array`."""

@@ -99,10 +99,9 @@ class MtpTensors(TensorsOver):
     def __iter__(self) -> Iterator[str]:
         return iter(self._files)
 
-    def raw_name(self, name: str) -> str:
-        """What the checkpoint calls a tensor, or would if it had it."""
-        if name in self._files or name in self._shared:
-            return self._files.get(name, self._shared.get(name, name))
+    def place(self, name: str) -> tuple[Tensors, str]:
+        """By what the checkpoint calls a tensor, or would if it had it."""
         stem, _, leaf = name.rpartition(".")
         theirs = self._beside.get(stem)
-        return f"{self._prefix}{theirs}.{leaf}" if theirs else self._layer + name.removeprefix(_LAYER)
+        called = f"{self._prefix}{theirs}.{leaf}" if theirs else self._layer + name.removeprefix(_LAYER)
+        return self._raw, self._files.get(name, self._shared.get(name, called))

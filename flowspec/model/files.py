@@ -10,7 +10,6 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
 from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file, read_json
-from flowspec.model.families import FAMILIES, Family, check_family, decoder_config, raw_decoder_config
+from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
@@ -31,7 +30,7 @@ from flowspec.model.joined_experts import joined_experts
 from flowspec.model.layer_by_layer import layer_views
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors
-from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors, read_header
+from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors, read_header
 from flowspec.model.spec import spec_of
 from flowspec.model.support import check_built, check_config, family_of
 from flowspec.model.tensors import Extents, Tensors, Views
@@ -72,11 +71,11 @@ class ModelFiles:
     """
 
     def __init__(self, model: str, *, may_fetch: bool = True) -> None:
-        self.model = model
-        self._may_fetch = may_fetch
+        self.model, self._may_fetch = model, may_fetch
         self.folder: Path | None = None
         self._local_gguf: Path | None = None
         self._hub_gguf = ""
+        is_hub_name = not Path(model).is_absolute() and not model.startswith((".", "~"))
         if model == BUNDLED:
             self.folder = bundled_folder("target")
         elif os.path.isdir(model):  # unlike Path.is_dir, also False for names that no file system takes
@@ -87,23 +86,17 @@ class ModelFiles:
         elif _is_local_gguf(model):
             self._local_gguf = Path(model)
             self.folder = self._local_gguf.parent
-        elif is_gguf(model):
-            if _is_path(model) or model.count("/") < 2:
-                raise InputError(
-                    "expected a GGUF file, here or on the hub as owner/name/file.gguf, but there is no file "
-                    f"{model!r}"
-                )
+        elif is_gguf(model) and is_hub_name and model.count("/") >= 2:
             self._hub_gguf = model.split("/", 2)[2]
-        elif os.path.isfile(model):
-            reason = advice(Path(model), "")
+        elif is_gguf(model) or os.path.isfile(model) or not is_hub_name or model.count("/") != 1:
+            problem = f"there is no folder {model!r}"
+            if os.path.isfile(model):
+                reason = advice(Path(model), "")
+                problem = f"the file {model!r} is no model{reason and f'; {reason}'}"
+            elif is_gguf(model):
+                problem = f"there is no file {model!r}; on the hub one is owner/name/file.gguf"
             raise InputError(
-                "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but the file "
-                f"{model!r} is no model{reason and f'; {reason}'}"
-            )
-        elif _is_path(model) or model.count("/") != 1:
-            raise InputError(
-                "expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but there is no "
-                f"folder {model!r}"
+                f"expected a model folder, a GGUF file or a hub id such as Qwen/Qwen3-0.6B, but {problem}"
             )
 
     @functools.cached_property
@@ -112,13 +105,14 @@ class ModelFiles:
         from the hub if need be."""
         if not self._hub_gguf:
             return self._local_gguf
-        repository = self.model.removesuffix(f"/{self._hub_gguf}")
+        repository, found = self.model.removesuffix(f"/{self._hub_gguf}"), {}
         for part in parts_of(self._hub_gguf):
-            if hub_file(repository, part, may_fetch=self._may_fetch) is None:
+            found[part] = hub_file(repository, part, may_fetch=self._may_fetch)
+            if found[part] is None:
                 raise InputError(
                     f"there is no file {self.model!r} here, and {repository!r} on the hub has no {part}"
                 )
-        return hub_file(repository, self._hub_gguf, may_fetch=False)
+        return found[self._hub_gguf]
 
     @functools.cached_property
     def gguf_file(self) -> GgufFile:
@@ -201,12 +195,19 @@ class ModelFiles:
         Raises `InputError` for numbers that no model has; where such a config is of a family that is not
         supported, for that. Families are checked where the model is run: a draft head may be of another.
         """
-        if self.gguf is not None:
-            return _checked(config_of(self.gguf_file), self.gguf)
-        path = self.path("config.json")
-        whole = read_json(path)
+        path = self.gguf or self.path("config.json")
+        whole = read_json(path) if self.gguf is None else config_of(self.gguf_file)
         try:
-            return _checked(whole, path)
+            check_config(whole, path)
+            raw = raw_decoder_config(whole)
+            layers, context = raw.get("num_hidden_layers"), raw.get("max_position_embeddings", 2)
+            if type(layers) is not int or not 1 <= layers <= limits.LAYERS_MAX:
+                problem = f"num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layers!r:.80}"
+                raise InputError(f"{path}: {problem}")
+            if type(context) is not int or context < 2:
+                problem = f"max_position_embeddings: expected a number from 2, got {context!r:.80}"
+                raise InputError(f"{path}: {problem}")
+            return raw
         except InputError:
             check_family(whole, self.model)  # another family's fields have other names and meanings
             raise
@@ -223,15 +224,16 @@ class ModelFiles:
     def config(self) -> Any:
         """The transformers config, of a multimodal model that of its decoder."""
         with IMPORTING:
-            from transformers import AutoConfig
+            from transformers import CONFIG_MAPPING
 
-        if self.gguf is not None:
-            name, read = "metadata", functools.partial(AutoConfig.for_model, **self.raw_config())
-        else:
-            self.raw_config()  # its checks come before transformers builds what the file asks for
-            name, read = "config.json", functools.partial(_config_of, self.path("config.json"))
+        raw, name = self.raw_config(), "metadata"  # checked before transformers builds what the file asks for
+        if self.gguf is None:
+            raw, name = read_json(self.path("config.json")), "config.json"
+        kind = raw.get("model_type")
         try:
-            config = decoder_config(read(), self.model)
+            if kind not in CONFIG_MAPPING:
+                raise ValueError(f"model_type: expected one that transformers knows, got {kind!r:.80}")
+            config = decoder_config(CONFIG_MAPPING[kind].from_dict(raw), self.model)
             check_built(config, self.model)
             return config
         except InputError:
@@ -247,18 +249,6 @@ class ModelFiles:
         config = self.config()
         family_of(config, self.model)
         return spec_of(config)
-
-    def learn_spec(self, spec: ModelSpec) -> None:
-        """Takes another's word for `spec`, which then needs no transformers."""
-        self.__dict__["spec"] = spec
-
-    def weight_map(self) -> dict[str, str]:
-        """Tensor name -> file name, for one safetensors file or sharded ones, or a GGUF file; names are those
-        of `tensors`."""
-        if self.gguf is not None:
-            return dict.fromkeys(self.tensors(), self.gguf.name)
-        found, tensors = self.file_map(), self.tensors()
-        return {name: found[tensors.files_of(name)[0]] for name in tensors}
 
     def file_map(self) -> dict[str, str]:
         """Tensor name -> file name, by the names that safetensors files have."""
@@ -296,31 +286,20 @@ class ModelFiles:
         if self.scheme is not None:
             raw = PrequantisedTensors(model, self.scheme, raw)
         if family is not None and family.has_layer_inputs:
-            raw = Views(model, raw, layer_views(model, raw, self.raw_config()["num_hidden_layers"]))
+            raw = Views(model, raw, layer_views(model, raw, config["num_hidden_layers"]))
         return raw
-
-    @property
-    def has_views(self) -> bool:
-        """Whether several of its tensors may be parts of one in its safetensors."""
-        family = self._family
-        is_stacked = family is not None and bool(family.stacked) and self.scheme is not None
-        return family is not None and (family.joins_experts or family.has_layer_inputs or is_stacked)
-
-    @property
-    def _family(self) -> Family | None:
-        return FAMILIES.get(str(self.raw_config().get("model_type")))
 
     def extents(self) -> Extents:
         """The tensors under the names that they have in the files, and where each lies."""
         return self._safetensors() if self.gguf is None else self.gguf_file
 
     def _safetensors(self) -> SafetensorsTensors:
-        return SafetensorsTensors(self.model, self.file_map(), self.path, self.element_bytes)
+        return SafetensorsTensors(self.model, self.file_map(), self.path, self.dtypes)
 
     @property
-    def element_bytes(self) -> Mapping[str, int]:
-        """Of the dtypes that the tensors of safetensors files may have."""
-        return ELEMENT_BYTES if self.scheme is None else {**ELEMENT_BYTES, **LEVEL_BYTES}
+    def dtypes(self) -> tuple[str, ...]:
+        """Those that the tensors of safetensors files may have."""
+        return NUMBERS if self.scheme is None else (*NUMBERS, *LEVELS)
 
     def config_text(self) -> str:
         """config.json, or what stands for it."""
@@ -343,48 +322,16 @@ class ModelFiles:
         digest.update(config.read_bytes())
         if self.folder is None:
             digest.update(config.resolve().parent.name.encode() + config.parent.name.encode())
-            return digest.hexdigest()[:32]
-        for name in sorted(set(self.file_map().values())):
+        for name in sorted(set(self.file_map().values())) if self.folder is not None else ():
             path = self.path(name)
             digest.update(f"{name} {path.stat().st_size}".encode())
             _add_samples(digest, path)
         return digest.hexdigest()[:32]
 
 
-def _config_of(path: Path) -> Any:
-    """transformers' config of a file; its own reader stumbles over a byte order mark."""
-    with IMPORTING:
-        from transformers import CONFIG_MAPPING
-
-    raw = read_json(path)
-    kind = raw.get("model_type")
-    if kind not in CONFIG_MAPPING:
-        raise ValueError(f"model_type: expected one that transformers knows, got {kind!r:.80}")
-    return CONFIG_MAPPING[kind].from_dict(raw)
-
-
-def _checked(whole: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The decoder's part of a config; raises `InputError` for numbers that no model has."""
-    check_config(whole, path)
-    raw = raw_decoder_config(whole)
-    layer_count = raw.get("num_hidden_layers")
-    if type(layer_count) is not int or not 1 <= layer_count <= limits.LAYERS_MAX:
-        raise InputError(
-            f"{path}: num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layer_count!r:.80}"
-        )
-    context = raw.get("max_position_embeddings", limits.CONTEXT_MAX)
-    if type(context) is not int or context < 2:
-        raise InputError(f"{path}: max_position_embeddings: expected a number from 2, got {context!r:.80}")
-    return raw
-
-
 def _is_local_gguf(model: str) -> bool:
     """By its name or, as Ollama's blobs have no names, its first bytes."""
     return os.path.isfile(model) and (is_gguf(model) or is_gguf_file(Path(model)))
-
-
-def _is_path(model: str) -> bool:
-    return Path(model).is_absolute() or model.startswith((".", "~"))
 
 
 def _only_gguf(folder: Path) -> Path | None:

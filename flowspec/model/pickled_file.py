@@ -2,7 +2,7 @@
 
 It is a zip archive of raw numbers and a pickle that says which tensor is where. A pickle is a program: it is
 run with the few names that tensors need standing for functions of ours, which only note what they are given,
-and refused where it has any other name. Of what was noted arrays are made, each within its file.
+and refused where it has any other name.
 """
 
 from __future__ import annotations
@@ -18,13 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.model.damage import ZIP_MAGIC, advice, read_head
-from flowspec.model.safetensors_file import DTYPES, mapped
+from flowspec.model.safetensors_file import DTYPES
 from flowspec.model.tensors import Extent
 
 PICKLE_BYTES_MAX = 1 << 20
@@ -89,9 +86,9 @@ class Unpickler(pickle._Unpickler):
         return dtype, key
 
 
-def load_pickled(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors of a file by name, each over the mapped file, of which no number is read yet; bfloat16 as
-    uint16. Raises `InputError` for another file, and for a pickle of anything else."""
+def read_pickled(path: Path) -> dict[str, Extent]:
+    """Where each tensor of a file lies, as `read_header` of safetensors; no number is read. Raises
+    `InputError` for another file, and for a pickle of anything else."""
     try:
         if not read_head(path).startswith(ZIP_MAGIC):  # as torch tells one from a pickle of older versions
             raise ValueError("it is no zip archive")
@@ -109,7 +106,7 @@ def load_pickled(path: Path) -> dict[str, npt.NDArray[Any]]:
             found = Unpickler(archive.read(pickles[0])).load()
         if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
             raise ValueError("expected names and tensors, got something else")
-        return {name: _array(path, tensor, entries, root) for name, tensor in found.items()}
+        return {name: _extent(path, tensor, entries, root) for name, tensor in found.items()}
     except Exception as error:  # noqa: BLE001 - a broken pickle is a broken program
         is_archive = read_head(path).startswith(ZIP_MAGIC)
         cure = "copy it again" if is_archive else advice(path)
@@ -118,25 +115,22 @@ def load_pickled(path: Path) -> dict[str, npt.NDArray[Any]]:
         ) from None
 
 
-def _array(path: Path, tensor: Any, entries: Mapping[str, zipfile.ZipInfo], root: str) -> npt.NDArray[Any]:
+def _extent(path: Path, tensor: Any, entries: Mapping[str, zipfile.ZipInfo], root: str) -> Extent:
+    """Raises `ValueError` and others for what is no tensor, and for one that does not lie in one piece."""
     if not isinstance(tensor, _Tensor):
         raise ValueError("expected names and tensors, got something else")
-    (dtype, key), offset, shape = tensor.storage, tensor.offset, tensor.shape
-    if not all(
-        type(each) is int and 0 <= each <= limits.ID_MAX for each in (offset, *shape, *tensor.strides)
-    ):
+    (dtype, key), offset, shape = tensor.storage, tensor.offset, tuple(tensor.shape)
+    if not all(type(each) is int and 0 <= each <= limits.ID_MAX for each in (offset, *shape)):
         raise ValueError("a tensor of no shape")
-    entry, size = entries[f"{root}data/{key}"], np.dtype(DTYPES[dtype]).itemsize
+    entry, each = entries[f"{root}data/{key}"], DTYPES[dtype].itemsize
+    for place, (length, step) in enumerate(zip(shape, tensor.strides, strict=True)):
+        if length > 1 and step != math.prod(shape[place + 1 :]):
+            raise ValueError("a tensor that does not lie in one piece; save it by .contiguous()")
+    size_bytes = math.prod(shape) * each
+    if offset * each + size_bytes > entry.file_size:
+        raise ValueError("a tensor that ends behind its storage")
     with path.open("rb") as file:
         file.seek(entry.header_offset)
         before = _LOCAL.size + sum(_LOCAL.unpack(file.read(_LOCAL.size)))
-    count = entry.file_size // size
-    last = offset + sum((length - 1) * step for length, step in zip(shape, tensor.strides, strict=True))
-    if not math.prod(shape):
-        return np.empty(shape, DTYPES[dtype])
-    if last >= count:
-        raise ValueError(f"a tensor up to number {last} of {count}")
-    place = entry.header_offset + before
-    extent = Extent(path=path, offset=place, size_bytes=count * size, dtype=dtype, shape=(count,))
-    steps = [step * size for step in tensor.strides]
-    return np.lib.stride_tricks.as_strided(mapped(extent)[offset:], shape, steps, writeable=False)
+    begin = entry.header_offset + before + offset * each
+    return Extent(path=path, offset=begin, size_bytes=size_bytes, dtype=dtype, shape=shape)

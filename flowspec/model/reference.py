@@ -62,7 +62,7 @@ class Reference:
             self._model: Any = _unpacked_model(files, **options).eval()
         else:
             folder = files.path("config.json").parent
-            for name in sorted(set(files.weight_map().values())):
+            for name in sorted(set(files.file_map().values())):
                 files.path(name)
             self._model = AutoModelForCausalLM.from_pretrained(
                 folder,

@@ -1,7 +1,7 @@
 """Matrices rounded to levels of 8 or 4 bits.
 
 *int8*: per output, `scale = max |w| / 127`. *int4*: per group of 32 inputs, to 16 levels around zero, with a
-scale in float16, as in ggml's Q4_0.
+scale in float16, as in ggml's Q4_0, and of no more digits than bfloat16 has, which GPUs' kernels take.
 """
 
 from __future__ import annotations
@@ -25,61 +25,67 @@ FORMAT = 2
 """Of `Rounded`: counts up when matrices are rounded otherwise or the parts are named or ordered otherwise,
 since they are kept on disk."""
 Rounded = Mapping[str, npt.NDArray[Any]]
-"""A rounded matrix: its levels and scales, each with a row for each output. Of no kernel's layout."""
+"""A rounded matrix, of no kernel's layout, with a row for each output. Of int8 `levels` int8 `[rows, in]` and
+`scales` float32 `[rows]`; of int4 `levels` uint8 `[rows, 16 groups]`, the first of two inputs in the low
+bits, and `scales` float16 `[rows, groups]`."""
 _BLOCK = 1 << 16
 """Numbers that are rounded at once, so that they stay in a processor's cache."""
-_WITH_ANY = np.errstate(all="ignore")
-"""What is no number, or infinite, shows by itself."""
 
 
-@_WITH_ANY
-def round_int8(weight: Numbers) -> Rounded:
-    """`levels` int8 `[rows, in]` and `scales` float32 `[rows]`, each row for itself."""
-    levels, scales = np.empty(weight.shape, np.int8), np.empty(len(weight), np.float32)
-    step = max(1, _BLOCK // max(1, weight.shape[1]))
-    for first in range(0, len(weight), step):
-        rows = slice(first, first + step)
-        numbers = widened(weight[rows])
-        scales[rows] = np.maximum(np.abs(numbers).max(1) / np.float32(WEIGHT_MAX), np.float32(TINY))
-        levels[rows] = np.rint(numbers / scales[rows, None])
-    return {"levels": levels, "scales": scales}
+class Rounding(NamedTuple):
+    """How float32 rows `[rows, in]` are rounded, which numbers they are then, and what `[out, in]` takes once
+    it is packed, by its inputs and outputs."""
+
+    round_rows: Callable[[F32], Rounded]
+    widen_rows: Callable[[Rounded], F32]
+    packed_bytes: Callable[[int, int], int]
+
+    @np.errstate(all="ignore")  # what is no number, or infinite, shows by itself
+    def round(self, weight: Numbers) -> Rounded:
+        """Each row of a matrix for itself."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        step = max(1, _BLOCK // max(1, weight.shape[1]))
+        for first in range(0, len(weight), step):
+            for name, rows in self.round_rows(widened(weight[first : first + step])).items():
+                if name not in found:
+                    found[name] = np.empty((len(weight), *rows.shape[1:]), rows.dtype)
+                found[name][first : first + step] = rows
+        return found
+
+    @np.errstate(all="ignore")
+    def widen(self, rounded: Rounded, inputs: int) -> F32:
+        """Rounded weights as numbers `[rows, inputs]`, for the reference."""
+        return self.widen_rows(rounded)[:, :inputs]
 
 
-@_WITH_ANY
-def widen_int8(rounded: Rounded, inputs: int) -> F32:
-    """Rounded weights as numbers, float32 `[rows, inputs]`, for the reference."""
+def _round_int8(numbers: F32) -> Rounded:
+    scales = np.maximum(np.abs(numbers).max(1) / np.float32(WEIGHT_MAX), np.float32(TINY))
+    return {"levels": np.rint(numbers / scales[:, None]).astype(np.int8), "scales": scales}
+
+
+def _widen_int8(rounded: Rounded) -> F32:
     return widened(rounded["levels"]) * rounded["scales"][:, None]
 
 
-@_WITH_ANY
-def round_int4(weight: Numbers) -> Rounded:
-    """`levels` uint8 `[rows, 16 groups]`, the first of two inputs in the low bits; `scales` float16 `[rows,
-    groups]`, with no more digits than bfloat16 has, which GPUs' kernels take."""
-    rows, groups = len(weight), -(-weight.shape[1] // GROUP)
-    levels = np.empty((rows, groups * GROUP // 2), np.uint8)
-    scales = np.empty((rows, groups), np.float16)
-    step = max(1, _BLOCK // max(1, weight.shape[1]))
-    for first in range(0, rows, step):
-        some = slice(first, first + step)
-        numbers = fill_up(widened(weight[some]), GROUP).reshape(-1, GROUP)
-        pairs, of_groups = _rounded_groups(numbers)
-        levels[some], scales[some] = pairs.reshape(-1, levels.shape[1]), of_groups.reshape(-1, groups)
-    return {"levels": levels, "scales": scales}
+def _bytes_int8(inputs: int, outputs: int) -> int:
+    """With a scale for each output."""
+    return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)
 
 
-def _rounded_groups(numbers: F32) -> tuple[npt.NDArray[Any], npt.NDArray[np.float16]]:
-    """Pairs of levels `[groups, 16]`, and scales `[groups]`, of `[groups, 32]`."""
-    largest = np.take_along_axis(numbers, np.abs(numbers).argmax(1)[:, None], 1)[:, 0]
-    columns = np.ascontiguousarray(numbers.T)  # so that what is done to a group, is done to many at once
-    best = np.full(len(numbers), np.inf, np.float32)  # squares of what weights lose
-    scales = np.full(len(numbers), np.nan, np.float16)
+def _round_int4(numbers: F32) -> Rounded:
+    groups = fill_up(numbers, GROUP).reshape(-1, GROUP)
+    largest = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)[:, 0]
+    columns = np.ascontiguousarray(groups.T)  # so that what is done to a group, is done to many at once
+    best = np.full(len(groups), np.inf, np.float32)  # squares of what weights lose
+    scales = np.full(len(groups), np.nan, np.float16)
     for end in ENDS:
         scale = narrowed(narrowed(largest / np.float32(end), "bfloat16"), "float16")
         lost = _lost(columns, widened(scale))
         is_better = lost < best
         best, scales = np.where(is_better, lost, best), np.where(is_better, scale, scales)
     found = (_levels(columns, widened(scales)) + MIDDLE).astype(np.uint8)
-    return (found[::2] | found[1::2] << 4).T, scales
+    pairs = (found[::2] | found[1::2] << 4).T
+    return {"levels": pairs.reshape(len(numbers), -1), "scales": scales.reshape(len(numbers), -1)}
 
 
 def _levels(columns: F32, scale: F32) -> F32:
@@ -104,12 +110,9 @@ def _lost(columns: F32, scale: F32) -> F32:
     return first
 
 
-@_WITH_ANY
-def widen_int4(rounded: Rounded, inputs: int) -> F32:
-    """As `widen_int8`."""
-    given, scales = spread(rounded), widened(rounded["scales"])
-    weights = (widened(given.levels) - MIDDLE) * scales[..., None]
-    return weights.reshape(len(scales), -1)[:, :inputs]
+def _widen_int4(rounded: Rounded) -> F32:
+    weights = (widened(spread(rounded).levels) - MIDDLE) * widened(rounded["scales"])[..., None]
+    return weights.reshape(len(weights), -1)
 
 
 def spread(rounded: Rounded) -> Levels:
@@ -119,22 +122,8 @@ def spread(rounded: Rounded) -> Levels:
     return Levels(levels=levels, scales=rounded["scales"])
 
 
-class Rounding(NamedTuple):
-    """How matrices `[rows, in]` are rounded, which numbers they are then, and what `[out, in]` takes once it
-    is packed, by its inputs and outputs."""
-
-    round: Callable[[Numbers], Rounded]
-    widen: Callable[[Rounded, int], F32]
-    packed_bytes: Callable[[int, int], int]
-
-
-def _bytes_int8(inputs: int, outputs: int) -> int:
-    """With a scale for each output."""
-    return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)
-
-
 ROUNDINGS: Mapping[str, Rounding] = {
-    "int8": Rounding(round_int8, widen_int8, _bytes_int8),
-    "int4": Rounding(round_int4, widen_int4, Q4_0.panel_bytes),
+    "int8": Rounding(_round_int8, _widen_int8, _bytes_int8),
+    "int4": Rounding(_round_int4, _widen_int4, Q4_0.panel_bytes),
 }
 """By the name of the precision."""

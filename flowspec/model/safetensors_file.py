@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +18,15 @@ from flowspec.model.arithmetic.arrays import F32, Numbers
 from flowspec.model.damage import instead
 from flowspec.model.tensors import Extent, Tensors
 
-ELEMENT_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
-"""Of the dtypes that are loaded, by the names that these files have for them."""
+NUMBERS = ("F64", "F32", "BF16", "F16")
+"""The dtypes that are loaded, by the names that these files have for them."""
 FLOATS8 = "F8_E4M3"
-LEVEL_BYTES = {"I64": 8, "I32": 4, "I8": 1, "U8": 1, FLOATS8: 1}
-"""Of those that quantised checkpoints have beside them."""
-DTYPES: Mapping[str, npt.DTypeLike] = {
-    **{"F64": np.float64, "F32": np.float32, "BF16": np.uint16, "F16": np.float16, "BOOL": np.bool_},
-    **{"I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8, FLOATS8: np.uint8},
+LEVELS = ("I64", "I32", "I8", "U8", FLOATS8)
+"""Those that quantised checkpoints have beside them."""
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    **{"F64": np.dtype("f8"), "F32": np.dtype("f4"), "BF16": np.dtype("u2"), "F16": np.dtype("f2")},
+    **{"I64": np.dtype("i8"), "I32": np.dtype("i4"), "I16": np.dtype("i2"), "I8": np.dtype("i1")},
+    **{"U8": np.dtype("u1"), FLOATS8: np.dtype("u1"), "BOOL": np.dtype("?")},
 }
 """As numpy has them; of bfloat16, and of floats of 8 bits, their bits."""
 
@@ -38,53 +37,29 @@ def read_header(path: Path) -> dict[str, Extent]:
     try:
         with path.open("rb") as file:
             begin = file.read(8)
-            if len(begin) < 8:
-                raise ValueError(f"{len(begin)} bytes")
-            (size,) = struct.unpack("<Q", begin)
-            if size > limits.TENSOR_HEADER_BYTES_MAX:
+            size = int.from_bytes(begin, "little")
+            if len(begin) < 8 or size > limits.TENSOR_HEADER_BYTES_MAX:
                 raise ValueError(f"a header of {size} bytes")
             header = json.loads(file.read(size))
         header.pop("__metadata__", None)
-        if not all(
-            isinstance(entry["dtype"], str) and _are_sizes(entry["shape"], limits.TENSOR_AXES_MAX)
-            for entry in header.values()
-        ):
-            raise ValueError("a header of other content")
-        offsets = {name: entry["data_offsets"] for name, entry in header.items()}
-        if not all(_are_sizes(both, 2) and len(both) == 2 for both in offsets.values()):
-            raise ValueError("a header with other offsets")
-        length = 8 + size + max((end for _, end in offsets.values()), default=0)
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RecursionError,
-    ) as error:
+        found = {name: _extent(path, 8 + size, entry) for name, entry in header.items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{path} is not a safetensors file{instead(path, error)}") from None
-    if path.stat().st_size != length:
-        raise InputError(
-            f"{path} is incomplete: expected {length} bytes, got {path.stat().st_size}; copy it again"
-        )
-    return {
-        name: Extent(
-            path=path,
-            offset=8 + size + begin,
-            size_bytes=end - begin,
-            dtype=header[name]["dtype"],
-            shape=tuple(header[name]["shape"]),
-        )
-        for name, (begin, end) in offsets.items()
-    }
+    length = max((each.offset + each.size_bytes for each in found.values()), default=8 + size)
+    if (has := path.stat().st_size) != length:
+        raise InputError(f"{path} is incomplete: expected {length} bytes, got {has}; copy it again")
+    return found
 
 
-def _are_sizes(value: Any, count_max: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) <= count_max
-        and all(type(size) is int and 0 <= size <= limits.ID_MAX for size in value)
-    )
+def _extent(path: Path, start: int, entry: Any) -> Extent:
+    """Raises `ValueError` and others for what describes no tensor."""
+    dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    sizes = (begin, end, *shape)
+    if not all(type(size) is int and 0 <= size <= limits.ID_MAX for size in sizes) or begin > end:
+        raise ValueError("a header with other numbers")
+    if not isinstance(dtype, str) or len(shape) > limits.TENSOR_AXES_MAX:
+        raise ValueError("a header of other content")
+    return Extent(path=path, offset=start + begin, size_bytes=end - begin, dtype=dtype, shape=tuple(shape))
 
 
 def mapped(extent: Extent) -> npt.NDArray[Any]:
@@ -93,21 +68,11 @@ def mapped(extent: Extent) -> npt.NDArray[Any]:
 
     What was read of them counts as this process's memory for as long as the array is there.
     """
-    dtype = np.dtype(DTYPES[extent.dtype])
+    dtype = DTYPES[extent.dtype]
     if not extent.size_bytes:
         return np.empty(extent.shape, dtype)
-    before = extent.offset % mmap.ALLOCATIONGRANULARITY
-    with extent.path.open("rb") as file:
-        pages = mmap.mmap(
-            file.fileno(),
-            before + extent.size_bytes,
-            access=mmap.ACCESS_READ,
-            offset=extent.offset - before,
-        )
-    numbers = np.frombuffer(pages, np.uint8, extent.size_bytes, before)
-    if extent.offset % dtype.itemsize:
-        numbers = numbers.copy()  # such numbers lie across words
-    return numbers.view(dtype).reshape(extent.shape)
+    numbers = np.memmap(extent.path, dtype, "r", extent.offset, extent.shape).view(np.ndarray)
+    return numbers.copy() if extent.offset % dtype.itemsize else numbers  # such numbers lie across words
 
 
 def load_mapped(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -120,15 +85,15 @@ def floats8(bits: npt.NDArray[np.uint8]) -> F32:
     return _FLOATS8[bits]
 
 
-def _table8() -> F32:
-    exponents, fractions = np.divmod(np.arange(128), 8)
-    smallest = 2.0**-9
-    found = np.where(exponents > 0, (8 + fractions) * smallest * 2.0 ** (exponents - 1), fractions * smallest)
-    found[127] = np.nan
-    return np.concatenate([found, -found]).astype(np.float32)
+def _all_floats8() -> F32:
+    """As float16 of the same fraction, whose exponents count from a place 8 further down."""
+    bits = np.arange(256, dtype=np.uint16)
+    found = ((bits & 128) << 8 | (bits & 127) << 7).view(np.float16).astype(np.float32) * np.float32(256)
+    found[[127, 255]] = np.nan
+    return found
 
 
-_FLOATS8 = _table8()
+_FLOATS8 = _all_floats8()
 
 
 class RawTensors(Tensors):
@@ -143,7 +108,7 @@ class RawTensors(Tensors):
 
     def level_type(self, name: str) -> str:
         dtype = self.extent(name).dtype
-        return dtype if dtype in LEVEL_BYTES else ""
+        return dtype if dtype in LEVELS else ""
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         """Over the memory-mapped file, as `mapped`."""
@@ -157,20 +122,21 @@ class RawTensors(Tensors):
 
 
 class SafetensorsTensors(RawTensors):
-    """The tensors of a model's safetensors files, which are found by `path` when they are read."""
+    """The tensors of a model's safetensors files, which are found by `path` when they are read.
+
+    `file_of` says which file holds which tensor; each has one of the `dtypes`. `read` is for files of another
+    kind.
+    """
 
     def __init__(
         self,
         model: str,
         file_of: Mapping[str, str],
         path: Callable[[str], Path],
-        element_bytes: Mapping[str, int] = ELEMENT_BYTES,
+        dtypes: Collection[str] = NUMBERS,
+        read: Callable[[Path], dict[str, Extent]] = read_header,
     ) -> None:
-        """`file_of` says which file holds which tensor; `element_bytes` of each dtype that one may have."""
-        self.model = model
-        self._element_bytes = element_bytes
-        self._file_of = file_of
-        self._path = path
+        self.model, self._file_of, self._path, self._dtypes, self._read = model, file_of, path, dtypes, read
         self._headers: dict[str, dict[str, Extent]] = {}
 
     def __contains__(self, name: str) -> bool:
@@ -187,18 +153,17 @@ class SafetensorsTensors(RawTensors):
             )
         file = self._file_of[name]
         if file not in self._headers:
-            self._headers[file] = read_header(self._path(file))
+            self._headers[file] = self._read(self._path(file))
         found = self._headers[file].get(name)
         if found is None:
             raise InputError(
                 f"{file} of {self.model!r} should hold {name} by its index, but does not; copy it again"
             )
-        if found.dtype not in self._element_bytes:
+        if found.dtype not in self._dtypes:
             raise InputError(
-                f"tensor {name} of {self.model!r} is {found.dtype}; expected one of "
-                f"{', '.join(self._element_bytes)}"
+                f"tensor {name} of {self.model!r} is {found.dtype}; expected one of {', '.join(self._dtypes)}"
             )
-        size_bytes = math.prod(found.shape) * self._element_bytes[found.dtype]
+        size_bytes = math.prod(found.shape) * DTYPES[found.dtype].itemsize
         if found.size_bytes != size_bytes:
             raise InputError(
                 f"{found.path}: {name}: expected {size_bytes} bytes by its shape, got {found.size_bytes} by "

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -115,8 +115,6 @@ class Tensors(ABC):
         """`copy_into` of several of one shape, by name; what the files have of them in turns is read once."""
         for name, part in parts.items():
             self.check_shape(name, part.shape)
-            if not part.ndim:
-                fill(part, self.load(name, part.shape))
         for first, end in _blocks([part.shape for part in parts.values()]):
             for name, part in parts.items():
                 fill(part[first:end], self.rows(name, first, end))
@@ -148,20 +146,34 @@ class Tensors(ABC):
 
 def _blocks(shapes: list[tuple[int, ...]]) -> Iterator[tuple[int, int]]:
     """Whole panels of rows, from one to another, of tensors that all have the first of these shapes."""
-    rows, *inputs = (shapes[0] if shapes else ()) or (0,)
-    step = max(PANEL, BLOCK_NUMBERS // max(1, math.prod(inputs)) // PANEL * PANEL)
-    for first in range(0, rows, step):
-        yield first, min(rows, first + step)
+    for rows, *inputs in shapes[:1]:
+        step = max(PANEL, BLOCK_NUMBERS // max(1, math.prod(inputs)) // PANEL * PANEL)
+        for first in range(0, rows, step):
+            yield first, min(rows, first + step)
+
+
+MethodT = TypeVar("MethodT", bound=Callable[..., Any])
+
+
+def _asked(method: MethodT) -> MethodT:
+    """What is said where a tensor comes from."""
+
+    def ask(self: TensorsOver, name: str, *given: Any) -> Any:
+        source, own = self.place(name)
+        return getattr(source, method.__name__)(own, *given)
+
+    return cast(MethodT, ask)
 
 
 class TensorsOver(Tensors):
-    """The `raw` tensors, each by the name that `raw_name` gives it."""
+    """The `raw` tensors, or whatever each comes from."""
 
     def __init__(self, raw: Tensors) -> None:
         self._raw = raw
 
-    def raw_name(self, name: str) -> str:
-        return name
+    def place(self, name: str) -> tuple[Tensors, str]:
+        """Where a tensor comes from, and what it is called there."""
+        return self._raw, name
 
     def __contains__(self, name: str) -> bool:
         return name in self._raw
@@ -169,35 +181,16 @@ class TensorsOver(Tensors):
     def __iter__(self) -> Iterator[str]:
         return iter(self._raw)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._raw.shape(self.raw_name(name))
-
-    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        return self._raw.load(self.raw_name(name), shape)
-
-    def files_of(self, name: str) -> tuple[str, ...]:
-        return self._raw.files_of(self.raw_name(name))
-
-    def level_type(self, name: str) -> str:
-        return self._raw.level_type(self.raw_name(name))
-
-    def form(self, name: str) -> str:
-        return self._raw.form(self.raw_name(name))
-
-    def is_rounded_anew(self, name: str) -> bool:
-        return self._raw.is_rounded_anew(self.raw_name(name))
-
-    def input_order(self, name: str) -> I64 | None:
-        return self._raw.input_order(self.raw_name(name))
-
-    def rows(self, name: str, first: int, end: int) -> Numbers:
-        return self._raw.rows(self.raw_name(name), first, end)
-
-    def levels(self, name: str, first: int, end: int) -> Levels:
-        return self._raw.levels(self.raw_name(name), first, end)
-
-    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        self._raw.check_shape(self.raw_name(name), expected)
+    shape = _asked(Tensors.shape)
+    load = _asked(Tensors.load)
+    files_of = _asked(Tensors.files_of)
+    level_type = _asked(Tensors.level_type)
+    form = _asked(Tensors.form)
+    is_rounded_anew = _asked(Tensors.is_rounded_anew)
+    input_order = _asked(Tensors.input_order)
+    rows = _asked(Tensors.rows)
+    levels = _asked(Tensors.levels)
+    check_shape = _asked(Tensors.check_shape)
 
 
 class View(NamedTuple):
@@ -214,15 +207,12 @@ class Views(TensorsOver):
 
     def __init__(self, model: str, raw: Tensors, views: Mapping[str, View]) -> None:
         super().__init__(raw)
-        self.model = model
-        self._views = views
-        self._names = dict.fromkeys(raw)
-        for name, view in views.items():
-            self._names.pop(view.tensor, None)
-            self._names[name] = None
+        self._viewed = _Viewed(model, raw, views)
+        wholes = {view.tensor for view in views.values()}
+        self._names = dict.fromkeys([*(name for name in raw if name not in wholes), *views])
 
-    def raw_name(self, name: str) -> str:
-        return self._views[name].tensor if name in self._views else name
+    def place(self, name: str) -> tuple[Tensors, str]:
+        return self._viewed if name in self._viewed else self._raw, name
 
     def __contains__(self, name: str) -> bool:
         return name in self._names
@@ -230,35 +220,37 @@ class Views(TensorsOver):
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 
+
+class _Viewed(Tensors):
+    """The views themselves."""
+
+    def __init__(self, model: str, raw: Tensors, views: Mapping[str, View]) -> None:
+        self.model, self._raw, self._views = model, raw, views
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._views
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def files_of(self, name: str) -> tuple[str, ...]:
+        return self._raw.files_of(self._views[name].tensor)
+
+    def level_type(self, name: str) -> str:
+        return self._raw.level_type(self._views[name].tensor)
+
     def shape(self, name: str) -> tuple[int, ...]:
-        whole = super().shape(name)
-        if name not in self._views:
-            return whole
-        return self._views[name].of(np.broadcast_to(np.uint8(0), whole)).shape
+        tensor, of, _ = self._views[name]
+        return of(np.broadcast_to(np.uint8(0), self._raw.shape(tensor))).shape
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
-        if name not in self._views:
-            return super().load(name, shape)
         self.check_shape(name, shape)
-        return self._views[name].of(super().load(name, super().shape(name)))
+        tensor, of, _ = self._views[name]
+        return of(self._raw.load(tensor, self._raw.shape(tensor)))
 
     def form(self, name: str) -> str:
-        if name not in self._views:
-            return super().form(name)
-        return ROUNDED_ANEW if super().form(name) and not self._views[name].is_table else ""
+        tensor, _, is_table = self._views[name]
+        return ROUNDED_ANEW if self._raw.form(tensor) and not is_table else ""
 
     def is_rounded_anew(self, name: str) -> bool:
-        return bool(self.form(name)) if name in self._views else super().is_rounded_anew(name)
-
-    def input_order(self, name: str) -> I64 | None:
-        return None if name in self._views else super().input_order(name)
-
-    def rows(self, name: str, first: int, end: int) -> Numbers:
-        return Tensors.rows(self, name, first, end) if name in self._views else super().rows(name, first, end)
-
-    def levels(self, name: str, first: int, end: int) -> Levels:
-        whole = name not in self._views
-        return super().levels(name, first, end) if whole else Tensors.levels(self, name, first, end)
-
-    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
-        (Tensors.check_shape if name in self._views else TensorsOver.check_shape)(self, name, expected)
+        return bool(self.form(name))

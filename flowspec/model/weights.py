@@ -57,34 +57,20 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class TensorSource:
-    """A tensor in the checkpoint, and the part of its parameter that it is."""
-
-    tensor: str
-    part: tuple[int | slice, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Weight:
-    """A parameter of a slice and the tensors that it is made of; two that are tied have the same. One that
-    `is_packed` is held in levels, and not as numbers."""
+    """A parameter of a slice, and by the `tensors` of the checkpoint that it is made of the part of it that
+    each fills; two that are tied have the same. One that `is_packed` is held in levels, not as numbers."""
 
     owner: Owner
     name: str
     shape: tuple[int, ...]
     role: Role
-    sources: tuple[TensorSource, ...]
+    parts: Mapping[str, tuple[int | slice, ...]]
     is_packed: bool = False
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the tensors that it is made of."""
-        return tuple(source.tensor for source in self.sources)
-
-    def plain_bytes(self, activations: str) -> int:
-        """What it takes where it is not packed."""
-        kind = "float32" if self.role in ("exact", "widened") else activations
-        return 0 if self.role == "number" else math.prod(self.shape) * DTYPES[kind].itemsize
+        return tuple(self.parts)
 
 
 class RoundedStore(Protocol):
@@ -179,16 +165,14 @@ def weights_of(spec: ModelSpec, span: Span, tensors: Tensors) -> Iterator[Weight
     family = family_named(spec)
     prefix, table = family.root(tensors).prefix, (spec.vocabulary, spec.hidden)
     if span.is_first:
-        own = (TensorSource(embedding_name(spec, tensors)),)
-        yield Weight(EMBEDDING, "weight", table, "table", own)
+        yield Weight(EMBEDDING, "weight", table, "table", {embedding_name(spec, tensors): ()})
     for layer in range(span.first, span.end):
         for name, parameter in layer_shape(spec, layer, tensors).parameters().items():
-            sources = _sources(family, tensors, f"{prefix}layers.{layer}.", name, parameter)
-            yield Weight(layer, name, parameter.shape, parameter.role, sources)
+            parts = _parts(family, tensors, f"{prefix}layers.{layer}.", name, parameter)
+            yield Weight(layer, name, parameter.shape, parameter.role, parts)
     if span.is_last:
-        norm = (TensorSource(f"{prefix}{family.last_norm}.weight"),)
-        yield Weight(NORM, "weight", (spec.hidden,), "vector", norm)
-        yield Weight(LM_HEAD, "weight", table, "matrix", (TensorSource(lm_head_name(spec, tensors)),))
+        yield Weight(NORM, "weight", (spec.hidden,), "vector", {f"{prefix}{family.last_norm}.weight": ()})
+        yield Weight(LM_HEAD, "weight", table, "matrix", {lm_head_name(spec, tensors): ()})
 
 
 def embedding_name(spec: ModelSpec, tensors: Tensors) -> str:
@@ -207,23 +191,22 @@ def lm_head_name(spec: ModelSpec, tensors: Tensors) -> str:
     return embedding_name(spec, tensors) if is_tied else root.lm_head
 
 
-def _sources(
+def _parts(
     family: Family, tensors: Tensors, prefix: str, name: str, parameter: Parameter
-) -> tuple[TensorSource, ...]:
-    """The tensors of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts,
-    rows, columns]`."""
+) -> Mapping[str, tuple[int | slice, ...]]:
+    """Of a layer's parameter: itself, or expert by expert those that are stacked in it `[experts, rows,
+    columns]`."""
     ways = family.ways_to_stack(name)
-    if prefix + name in tensors:
-        return (TensorSource(prefix + name),)
-    if not ways:
-        return (TensorSource(prefix + family.renamed.get(name, name)),)
+    if prefix + name in tensors or not ways:
+        own = name if prefix + name in tensors else family.renamed.get(name, name)
+        return {prefix + own: ()}
     joined = next((way for way in ways if prefix + way[0].format(0) in tensors), ways[0])
     rows = parameter.shape[1] // len(joined)
-    return tuple(
-        TensorSource(prefix + each.format(expert), (expert, slice(place * rows, (place + 1) * rows)))
+    return {
+        prefix + each.format(expert): (expert, slice(place * rows, (place + 1) * rows))
         for expert in range(parameter.shape[0])
         for place, each in enumerate(joined)
-    )
+    }
 
 
 def weights_in(spec: ModelSpec, span: Span, tensors: Tensors, dtype: str) -> list[Weight]:
@@ -250,13 +233,16 @@ def weights_in(spec: ModelSpec, span: Span, tensors: Tensors, dtype: str) -> lis
 def weight_bytes(weights: Sequence[Weight], tensors: Tensors, dtype: str) -> int:
     """What the parameters will take once they are loaded; tied ones count once, unless one of them is
     packed."""
-    packed = [weight for weight in weights if weight.is_packed]
-    kind, loose = ACTIVATIONS[dtype], (weight for weight in weights if not weight.is_packed)
-    plain = {weight.tensors: weight.plain_bytes(kind) for weight in loose}
-    if dtype == FILED:
-        names = {name for weight in packed for name in weight.tensors}
-        return sum(plain.values()) + sum(map(tensors.packed_bytes, names))
-    return sum(plain.values()) + sum(stack_bytes(weight.shape, dtype) for weight in packed)
+    sizes: dict[tuple[Any, ...], int] = {}
+    for weight in weights:
+        kind = "float32" if weight.role in ("exact", "widened") else ACTIVATIONS[dtype]
+        if weight.is_packed and dtype == FILED:
+            sizes |= {(name,): tensors.packed_bytes(name) for name in weight.tensors}
+        elif weight.is_packed:
+            sizes[weight.owner, weight.name] = stack_bytes(weight.shape, dtype)
+        elif weight.role != "number":
+            sizes[weight.tensors] = math.prod(weight.shape) * DTYPES[kind].itemsize
+    return sum(sizes.values())
 
 
 def stack_bytes(shape: tuple[int, ...], dtype: str) -> int:
@@ -327,30 +313,29 @@ class _Reader:
 
     def read(self, weights: Sequence[Weight]) -> Iterator[tuple[Weight, Any]]:
         """Arrays; of matrices and tables tuples of matrices, one below another, of experts one for each."""
-        self._count = sum(len(weight.sources) for weight in weights)
+        self._count = sum(len(weight.parts) for weight in weights)
         held = self._tables([weight for weight in weights if weight.tensors[0].endswith(TABLE)])
         for weight in weights:
-            done, key = self._done, (weight.tensors, weight.is_packed)
+            key, end = (weight.tensors, weight.is_packed), self._done + len(weight.parts)
             if key not in held:
                 held[key] = self._value(weight)
-            self._step(done + len(weight.sources) - self._done)
+            self._done = end - 1
+            self._step()
             yield weight, held[key]
 
     def _tables(self, tables: list[Weight]) -> dict[tuple[tuple[str, ...], bool], Any]:
         """Those of all layers together: what files have of them lies side by side."""
-        panels = self._tensors.panels_together(
-            {each.tensors[0]: each.shape for each in tables if each.is_packed}
-        )
+        shapes = {each.tensors[0]: each.shape for each in tables if each.is_packed}
+        panels = self._tensors.panels_together(shapes)
         plain = {each.tensors[0]: self._room(each) for each in tables if not each.is_packed}
         self._tensors.copy_together(plain)
-        held = {}
-        for table in tables:
-            name = table.tensors[0]
-            if table.is_packed:
-                matrix = self._filed(name, panels.pop(name), table.shape[0])
-            else:
-                matrix = self._engine.matrix(self._engine.array(plain.pop(name)))
-            held[table.tensors, table.is_packed] = (matrix,)
+        held: dict[tuple[tuple[str, ...], bool], Any] = {}
+        while panels:
+            name, own = panels.popitem()
+            held[(name,), True] = (self._filed(name, own, shapes[name][0]),)
+        while plain:
+            name, numbers = plain.popitem()
+            held[(name,), False] = (self._engine.matrix(self._engine.array(numbers)),)
         return held
 
     def _value(self, weight: Weight) -> Any:
@@ -361,10 +346,9 @@ class _Reader:
             matrices = [*map(self._engine.matrix, array if weight.role == "experts" else [array])]
         elif self._dtype == FILED:
             matrices = []
-            for source in weight.sources:
-                shape = np.broadcast_to(np.uint8(0), weight.shape)[source.part].shape
-                panels = self._tensors.panels(source.tensor, shape)
-                matrices.append(self._filed(source.tensor, panels, shape[0]))
+            for name, part in weight.parts.items():
+                shape = np.broadcast_to(np.uint8(0), weight.shape)[part].shape
+                matrices.append(self._filed(name, self._tensors.panels(name, shape), shape[0]))
                 self._step()
         else:
             matrices = self._rounded(weight)
@@ -391,8 +375,8 @@ class _Reader:
 
     def _numbers(self, weight: Weight) -> Any:
         values = self._room(weight)
-        for source in weight.sources:
-            self._tensors.copy_into(source.tensor, values[source.part])
+        for name, part in weight.parts.items():
+            self._tensors.copy_into(name, values[part])
             self._step()
         return values
 
@@ -400,10 +384,9 @@ class _Reader:
         kind = "float32" if weight.role in ("exact", "number") else ACTIVATIONS[self._dtype]
         return room(weight.shape, DTYPES[kind])  # aligned, unlike the file's
 
-    def _step(self, tensors: int = 1) -> None:
-        if tensors:
-            self._done += tensors
-            self._progress(self._done / self._count)
+    def _step(self) -> None:
+        self._done += 1
+        self._progress(self._done / self._count)
 
 
 def check_all_used(spec: ModelSpec, span: Span, weights: Sequence[Weight], tensors: Tensors) -> None:

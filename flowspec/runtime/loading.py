@@ -280,7 +280,7 @@ FilesT = TypeVar("FilesT", bound=ModelFiles)
 def _known(files: FilesT, assign: Assign) -> FilesT:
     """With the head's word for what the model computes."""
     if assign.spec is not None:
-        files.learn_spec(assign.spec)
+        files.spec = assign.spec
     return files
 
 

@@ -129,7 +129,7 @@ def test_experts_load_from_either_layout_and_count_the_same(tmp_path: Path) -> N
     shape = {**SMALL, **VARIANTS["qwen3-moe"][1]}
     apart = make_checkpoint(tmp_path / "apart", "qwen3_moe", shape)
     fused = make_checkpoint(tmp_path / "fused", "qwen3_moe", shape, fused=True)
-    names = [set(ModelFiles(str(folder)).weight_map()) for folder in (apart, fused)]
+    names = [set(ModelFiles(str(folder)).tensors()) for folder in (apart, fused)]
     assert "model.layers.0.mlp.experts.5.up_proj.weight" in names[0]
     assert "model.layers.0.mlp.experts.gate_up_proj" in names[1]
     for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
@@ -154,7 +154,7 @@ def test_experts_in_one_tensor_have_the_names_of_single_ones_and_their_values(tm
     ):
         assert np.array_equal(found.load(f"{stem}4.{name}", tuple(expected.shape)), expected.numpy())
         assert found.files_of(f"{stem}4.{name}") == (stem + joined,)
-        assert files.weight_map()[f"{stem}4.{name}"] == "model.safetensors"
+        assert f"{stem}4.{name}" in files.tensors()
     for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
         load_foretold(files, span)
     rewrite(folder, lambda tensors: tensors.update({stem + "gate_up_proj": both[:5].clone()}))

@@ -102,7 +102,7 @@ def sharded(tmp_path: Path) -> Path:
 def test_tensors_are_found_measured_and_read(layout: str, request: pytest.FixtureRequest) -> None:
     files = ModelFiles(str(request.getfixturevalue(layout)))
     files.check_weights()
-    assert set(files.weight_map()) == set(TENSORS)
+    assert set(files.tensors()) == set(TENSORS)
     index = files.tensors()
     assert "a.weight" in index
     assert "c.weight" not in index
@@ -275,7 +275,7 @@ def test_any_index_is_read_or_refused(folder: Path, content: Any) -> None:
     path.write_text(json.dumps(content))
     try:
         with one_line_at_most():
-            assert all(Path(file).name == file for file in ModelFiles(str(folder)).weight_map().values())
+            assert all(Path(file).name == file for file in ModelFiles(str(folder)).file_map().values())
     finally:
         path.unlink()
 
@@ -740,7 +740,7 @@ def test_a_cached_hub_model_is_found_and_what_is_missing_is_named(hub_cache: Pat
         assert files.path("config.json") == snapshots[name] / "config.json"
         assert files.find("generation_config.json") is None
         assert files.config().model_type == "llama"
-        assert sorted(files.weight_map()) == sorted(TENSORS)
+        assert sorted(files.tensors()) == sorted(TENSORS)
         assert np.array_equal(files.tensors().load("a.weight", (2, 3)), TENSORS["a.weight"])
     revisions = {ModelFiles(f"owner/{name}").fingerprint() for name in ("many", "retrained")}
     assert len(revisions) == 2, "another revision, another fingerprint"

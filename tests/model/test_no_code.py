@@ -24,8 +24,9 @@ from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.gpu import tensor_of
-from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, load_pickled
+from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, read_pickled
 from flowspec.model.reference import Reference
+from flowspec.model.safetensors_file import mapped
 from flowspec.model.text import Tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -149,16 +150,19 @@ def test_tensors_come_as_they_were_saved(wrap: Callable[[Any], Any], tmp_path: P
         "layers.0.x": torch.nn.Parameter(torch.randn(2).half(), requires_grad=False),
         "d2t": torch.arange(5),
         "t2d": torch.tensor([True, False]),
-        "part": torch.arange(20.0).reshape(4, 5).T[1:3],
+        "part": torch.arange(20.0).reshape(4, 5)[1:3],
     }
     path = tmp_path / "pytorch_model.bin"
     torch.save(wrap(tensors), path)
-    found = load_pickled(path)
+    found = read_pickled(path)
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        again = tensor_of(found[name])
+        again = tensor_of(mapped(found[name]))
         assert again.dtype == tensor.dtype
         assert torch.equal(again, tensor)
+    torch.save({"turned": tensors["part"].T}, path)
+    with pytest.raises(InputError, match="does not lie in one piece"):
+        read_pickled(path)
 
 
 class Called:
@@ -232,7 +236,7 @@ def test_another_file_gets_one_line(name: str, tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     make(path)
     with pytest.raises(InputError, match=message) as caught:
-        load_pickled(path)
+        read_pickled(path)
     assert "\n" not in str(caught.value)
 
 
@@ -251,11 +255,11 @@ def test_two_pickles_or_one_elsewhere_or_before_an_archive_are_refused(tmp_path:
                 for entry, content in each:
                     archive.writestr(entry, content)
             with pytest.raises(InputError, match=r"another pickle than data\.pkl"):
-                load_pickled(path)
+                read_pickled(path)
     # torch would run the pickle, and Python's reader finds the archive behind it.
     path, innocent = tmp_path / "pytorch_model.bin", tmp_path / "innocent.bin"
     saved(innocent)
     path.write_bytes(BYTES + innocent.read_bytes())
     assert zipfile.is_zipfile(path)
     with pytest.raises(InputError, match="it is no zip archive"):
-        load_pickled(path)
+        read_pickled(path)

@@ -27,7 +27,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.prequantised.scheme import scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors
 from flowspec.model.reference import Reference
-from flowspec.model.safetensors_file import ELEMENT_BYTES, LEVEL_BYTES, SafetensorsTensors
+from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.support import family_of
@@ -57,7 +57,7 @@ def published(path: Path) -> tuple[PrequantisedTensors, dict[str, str]]:
         names, said = list(file.keys()), file.metadata()
     found = scheme_of({"quantization_config": json.loads(said["quantization_config"])}, path.name)
     assert found is not None
-    known = {**ELEMENT_BYTES, **LEVEL_BYTES}
+    known = (*NUMBERS, *LEVELS)
     raw = SafetensorsTensors(path.name, dict.fromkeys(names, path.name), path.with_name, known)
     return PrequantisedTensors(path.name, found, raw), said
 

@@ -84,7 +84,7 @@ def test_what_all_layers_have_in_one_tensor_has_names_of_each(tmp_path: Path) ->
     ):
         assert np.array_equal(found.load(f"{own}{name}.weight", tuple(expected.shape)), expected)
         assert found.files_of(f"{own}{name}.weight") == (source,)
-        assert files.weight_map()[f"{own}{name}.weight"] == "model.safetensors"
+        assert f"{own}{name}.weight" in files.tensors()
     rewrite(folder, lambda tensors: tensors.update({table: tensors[table][:, :-1].contiguous()}))
     with pytest.raises(InputError, match=r"embed_tokens_per_layer\.weight of .* equal parts for 7 layers"):
         load(folder, [0, LAYERS])
@@ -94,7 +94,7 @@ def test_keys_of_layers_that_share_them_are_left_unread(tmp_path: Path) -> None:
     """Published checkpoints hold them; transformers does not read them, either."""
     folder = make_variant(tmp_path, "gemma4")
     attention = "model.language_model.layers.4.self_attn"
-    assert not any(name.startswith(f"{attention}.k_") for name in ModelFiles(str(folder)).weight_map())
+    assert not any(name.startswith(f"{attention}.k_") for name in ModelFiles(str(folder)).tensors())
     own = {f"{attention}.{name}.weight": torch.ones(4) for name in ("k_proj", "v_proj", "k_norm")}
     rewrite(folder, lambda tensors: tensors.update(own))
     load(folder, [0, 5, LAYERS])

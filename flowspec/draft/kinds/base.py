@@ -159,4 +159,4 @@ class FileKind(Kind):
 
     def parameter_count(self) -> int:
         tensors = self.files.tensors()
-        return sum(tensors.element_count(each) for each in self.files.weight_map())
+        return sum(map(tensors.element_count, tensors))

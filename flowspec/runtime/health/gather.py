@@ -96,7 +96,7 @@ def model_state(model: str, fingerprint: str) -> str:
     try:
         files.check_weights()
         if files.folder is None and files.gguf is None:
-            for name in set(files.weight_map().values()):
+            for name in set(files.file_map().values()):
                 files.path(name)
         return "same" if files.fingerprint() == fingerprint else "other"
     except InputError:

@@ -60,7 +60,7 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
 def _decoders(files: ModelFiles) -> Iterator[tuple[str, int | None]]:
     """The tensors of a decoder, with the layer that each belongs to; not those of other parts beside it, nor
     of layers behind the last one, which guess further tokens."""
-    names, raw = files.weight_map(), files.raw_config()
+    names, raw = files.tensors(), files.raw_config()
     root = check_family(raw, files.model).root(names)
     for name in names:
         found = re.match(rf"{re.escape(root.prefix)}layers\.(\d+)\.", name)

@@ -64,7 +64,7 @@ class StoredRounded:
         self._found: dict[str, Path] = {}
         self._has_room = False
         matrices = list(matrices)
-        sources = sorted({source.tensor for weight in matrices for source in weight.sources})
+        sources = sorted({name for weight in matrices for name in weight.tensors})
         if isinstance(files, StoredModel | LocalModel):
             self._identities = self._by_the_head(files, sources)
         else:
@@ -175,10 +175,10 @@ class StoredRounded:
 
     def _key(self, weight: Weight, dtype: str) -> str:
         parts = [
-            [part if isinstance(part, int) else [part.start, part.stop] for part in source.part]
-            for source in weight.sources
+            [part if isinstance(part, int) else [part.start, part.stop] for part in parts]
+            for parts in weight.parts.values()
         ]
-        identities = [self._identities.get(source.tensor) for source in weight.sources]
+        identities = [self._identities.get(name) for name in weight.tensors]
         content = [FORMAT, dtype, ACTIVATIONS[dtype], list(weight.shape), parts, identities]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -188,8 +188,7 @@ def _how(files: ModelFiles, name: str) -> Identity:
     name and the config tell, in quantised checkpoints how, and of several that are one tensor which it is."""
     if files.gguf_architecture:
         return (files.gguf_architecture, json.dumps(files.raw_config(), sort_keys=True), name)
-    how = () if files.scheme is None else (repr(files.scheme),)
-    return (*how, name) if files.has_views else how
+    return (name,) if files.scheme is None else (repr(files.scheme), name)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import GgufTensor
 from flowspec.model.gguf.tensors import GgufTensors
-from flowspec.model.safetensors_file import RawTensors
+from flowspec.model.safetensors_file import DTYPES, RawTensors
 from flowspec.model.tensors import Extent, Tensors
 from flowspec.runtime.weights.store import WeightStore
 
@@ -93,8 +93,8 @@ class StoredModel(ModelFiles):
     def _bytes(self, entry: TensorEntry) -> int | None:
         """The bytes that a tensor of this dtype and shape has in a safetensors file; None for dtypes that are
         not loaded."""
-        each = self.element_bytes.get(entry.dtype)
-        return None if each is None else math.prod(entry.shape) * each
+        is_known = entry.dtype in self.dtypes
+        return math.prod(entry.shape) * DTYPES[entry.dtype].itemsize if is_known else None
 
     def _packed(self, name: str) -> GgufTensor:
         return self._packed_of(self.entry(name))

@@ -202,7 +202,7 @@ def test_the_files_of_a_slice_are_fetched_once_and_no_others_and_are_checked_by_
         part = replace(whole, stages=2, end_layer=3, next_hop=daemon.address, next_name="x")
         assert isinstance(control.assign(daemon.address, part), Ready)
         control.link.send(Reset())
-    files = ModelFiles(str(hub.folder)).weight_map()
+    files = ModelFiles(str(hub.folder)).file_map()
     mine = {
         file
         for name, file in files.items()
