@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.packed import FORMS, packed, unpacked
+from flowspec.model.arithmetic.packed import FORMS, numbers_of, packed
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.blocks import levels_of
 from flowspec.model.gpu import Gpu
@@ -76,7 +76,7 @@ def test_panels_hold_the_files_weights_in_as_many_bytes(
     ids = np.random.default_rng(seed).integers(0, outputs, 9)
     found = plain.packed_rows(form, panels, ids)
     assert np.array_equal(found, dequantize(rows, Kind[kind])[ids])
-    assert np.array_equal(packed(form, unpacked(form, panels)), panels)
+    assert not numbers_of(form, panels)[outputs:].any(), "what fills up the last panel"
 
 
 @pytest.mark.arm

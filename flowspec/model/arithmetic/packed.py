@@ -72,10 +72,14 @@ class Form:
         return 0 if self.groups == 1 else PANEL * 2 if self.halves == 2 else PANEL * 3 // 2
 
     @property
+    def body_bytes(self) -> int:
+        """Of a unit, without what is at its end."""
+        return self.groups * (self.level_bytes + self.scale_bytes)
+
+    @property
     def unit_bytes(self) -> int:
         """Of a panel, for each unit."""
-        ends = PANEL if self.has_exponents else 2 * PANEL * (1 + self.has_minimum)
-        return self.groups * (self.level_bytes + self.scale_bytes) + ends
+        return self.body_bytes + (PANEL if self.has_exponents else 2 * PANEL * (1 + self.has_minimum))
 
     def panel_bytes(self, inputs: int, outputs: int) -> int:
         """Of a matrix."""
@@ -116,104 +120,70 @@ class Levels:
 
 def packed(form: Form, given: Levels) -> Array:
     """Panels, uint8 `[panels, units, unit_bytes]`."""
-    xp, more = namespace(given.levels), -len(given.levels) % PANEL
-    groups = given.levels.shape[1]
-    levels = _filled(given.levels, more, form.offset)
-    vectors = xp.moveaxis(levels.reshape(-1, PANEL, groups, 8, 4), 1, 3)  # panel, group, v, output, k
-    parts = [_level_bytes(form, vectors.reshape(-1, groups, 8, 4 * PANEL))]
-    if form.groups > 1:
-        assert given.whole_scales is not None
-        parts.append(_scale_bytes(_in_panels(given.whole_scales, more), given.whole_minimums, more))
-    body = xp.concatenate(parts, 2).reshape(len(vectors), groups // form.groups, -1)
-    ends = [given.scales] if given.minimums is None else [given.scales, given.minimums]
-    return xp.concatenate([body, *(_in_panels(each, more).view(xp.uint8) for each in ends)], 2)
+    xp, groups = namespace(given.levels), given.levels.shape[1]
+    parts = [_level_bytes(form, _vectors(given.levels, form.offset))]
+    if given.whole_scales is not None:
+        parts.append(_scale_bytes(_in_panels(given.whole_scales), given.whole_minimums))
+    body = xp.concatenate(parts, 2)
+    ends = [_in_panels(each) for each in (given.scales, given.minimums) if each is not None]
+    units = body.reshape(len(body), groups // form.groups, -1)
+    return xp.concatenate([units, *(each.view(xp.uint8) for each in ends)], 2)
 
 
-def _filled(numbers: Array, more: int, value: int = 0) -> Array:
-    """With so many rows more, of a value."""
-    return namespace(numbers).concatenate([numbers, zeros(numbers, more, *numbers.shape[1:]) + value])
+def _filled(numbers: Array, value: int = 0) -> Array:
+    """With more rows, of a value, up to whole panels."""
+    more = zeros(numbers, -len(numbers) % PANEL, *numbers.shape[1:])
+    return namespace(numbers).concatenate([numbers, more + value])
 
 
-def _in_panels(numbers: Array, more: int) -> Array:
+def _in_panels(numbers: Array) -> Array:
     """`[panels, units, 16]` from `[out, units]`, and `[panels, groups, halves, 16]` from `[out, groups,
     halves]`."""
-    xp, numbers = namespace(numbers), _filled(numbers, more)
-    panels = xp.moveaxis(numbers.reshape(-1, PANEL, *numbers.shape[1:]), 1, -1)
-    return contiguous(panels)
+    filled = _filled(numbers).reshape(-1, PANEL, *numbers.shape[1:])
+    return contiguous(namespace(numbers).moveaxis(filled, 1, -1))
+
+
+def _vectors(levels: Array, filled_with: int) -> Array:
+    """`[panels, groups, 8, 64]` from `[out, groups, 32]`: by v, then output by output, then k."""
+    parts = _filled(levels, filled_with).reshape(-1, PANEL, levels.shape[1], 8, 4)
+    return namespace(levels).moveaxis(parts, 1, 3).reshape(len(parts), -1, 8, 4 * PANEL)
 
 
 def _level_bytes(form: Form, vectors: Array) -> Array:
-    """`[panels, groups, level_bytes]` from levels `[panels, groups, 8, 64]`."""
-    count, groups = vectors.shape[:2]
+    """`[panels, groups, level_bytes]`."""
     if form.bits == 8:
-        return vectors.reshape(count, groups, -1)
-    low, high = vectors & 15, vectors >> 4
-    found = [(low[:, :, :4] | low[:, :, 4:] << 4).reshape(count, groups, -1)]
-    if form.bits == 5:
-        found.append(_joined([high[:, :, v] << v for v in range(8)]))
-    if form.bits == 6:
-        found += [_joined([high[:, :, v + j] << v for v in range(0, 8, 2)]) for j in range(2)]
+        return vectors.reshape(*vectors.shape[:2], -1)
+    low, high, more = vectors & 15, vectors >> 4, form.bits - 4
+    found = [(low[:, :, :4] | low[:, :, 4:] << 4).reshape(*vectors.shape[:2], -1)]
+    for first in range(more):
+        found.append(sum(high[:, :, v] << more * (v // more) for v in range(first, 8, more)))
     return namespace(vectors).concatenate(found, 2)
 
 
-def _joined(parts: list[Array]) -> Array:
-    found = parts[0]
-    for part in parts[1:]:
-        found = found | part
-    return found
-
-
-def _scale_bytes(scales: Array, minimums: Array | None, more: int) -> Array:
+def _scale_bytes(scales: Array, minimums: Array | None) -> Array:
     """`[panels, groups, scale_bytes]` from scales `[panels, groups, halves, 16]`."""
     xp = namespace(scales)
     if minimums is None:
         return scales.view(xp.uint8).reshape(*scales.shape[:2], -1)
-    first, second = scales[:, :, 0], _in_panels(minimums, more)
+    first, second = scales[:, :, 0], _in_panels(minimums)
     above = first >> 4 | second >> 4 << 2
     return xp.concatenate([first & 15 | (second & 15) << 4, above[..., :8] | above[..., 8:] << 4], 2)
 
 
-def unpacked(form: Form, panels: Array) -> Levels:
-    """What was packed, of whole panels."""
-    xp, (count, units, _) = namespace(panels), panels.shape
-    size = form.level_bytes + form.scale_bytes
-    body = panels[..., : form.groups * size].reshape(count, units * form.groups, size)
-    vectors = _vectors(form, body[..., : form.level_bytes])  # [panels, groups, 8, 64]
-    levels = xp.moveaxis(vectors.reshape(count, -1, 8, PANEL, 4), 3, 1).reshape(count * PANEL, -1, GROUP)
-    ends = panels[..., form.groups * size :].reshape(count * units, -1)
-    ends = ends.view(xp.uint8 if form.has_exponents else xp.float16).reshape(count, units, -1, PANEL)
-    scales = _by_output(ends[:, :, 0])
-    minimums = _by_output(ends[:, :, 1]) if form.has_minimum else None
-    if form.groups == 1:
-        return Levels(levels=levels, scales=scales, minimums=minimums)
-    whole = body[..., form.level_bytes :]
-    if form.halves == 2:
-        pairs = whole.reshape(count, -1, 2, PANEL).view(xp.int8)
-        return Levels(levels=levels, scales=scales, whole_scales=_by_output(pairs))
-    low, above = whole[..., :PANEL], whole[..., PANEL:]
-    above = xp.concatenate([above & 15, above >> 4], 2)
-    first, second = low & 15 | (above & 3) << 4, low >> 4 | above >> 2 << 4
-    return Levels(
-        levels=levels,
-        scales=scales,
-        minimums=minimums,
-        whole_scales=_by_output(first)[..., None],
-        whole_minimums=_by_output(second),
-    )
-
-
-def _vectors(form: Form, given: Array) -> Array:
-    xp, (count, groups, _) = namespace(given), given.shape
-    if form.bits == 8:
-        return given.reshape(count, groups, 8, 4 * PANEL)
-    pairs = given[..., : PANEL * GROUP // 2].reshape(count, groups, 4, 4 * PANEL)
-    low, above = xp.concatenate([pairs & 15, pairs >> 4], 2), given[..., PANEL * GROUP // 2 :]
-    if form.bits == 5:
-        return xp.stack([low[:, :, v] | (above >> v & 1) << 4 for v in range(8)], 2)
-    if form.bits == 6:
-        two = above.reshape(count, groups, 2, 4 * PANEL)
-        return xp.stack([low[:, :, v] | (two[:, :, v % 2] >> v // 2 * 2 & 3) << 4 for v in range(8)], 2)
-    return low
+def _levels(form: Form, given: Array) -> Array:
+    """`[out, groups, 32]` from `[panels, groups, level_bytes]`."""
+    xp, (count, groups, _), more = namespace(given), given.shape, form.bits - 4
+    vectors = given
+    if form.bits < 8:
+        pairs = given[..., : PANEL * GROUP // 2]
+        vectors = xp.concatenate([pairs & 15, pairs >> 4], 2)
+    vectors = vectors.reshape(count, groups, 8, 4 * PANEL)
+    if more in (1, 2):
+        above = given[..., PANEL * GROUP // 2 :].reshape(count, groups, more, 4 * PANEL)
+        high = [above[:, :, v % more] >> more * (v // more) & 2**more - 1 for v in range(8)]
+        vectors = vectors | xp.stack(high, 2) << 4
+    parts = vectors.reshape(count, groups, 8, PANEL, 4)
+    return xp.moveaxis(parts, 3, 1).reshape(count * PANEL, groups, GROUP)
 
 
 def _by_output(numbers: Array) -> Array:
@@ -225,22 +195,25 @@ def _by_output(numbers: Array) -> Array:
 def groups_of(form: Form, panels: Array) -> tuple[Array, Array, Array | None]:
     """Weights as whole numbers, int16 `[out, groups, 32]`; float32 scales `[out, groups, halves]` and
     minimums `[out, groups]`, both exact; of whole panels."""
-    found, xp = unpacked(form, panels), namespace(panels)
-    weights = cast(found.levels, "int16") - form.offset
-    if form.table:
-        levels, weights = found.levels, zeros(weights, *weights.shape)
-        for level, means in enumerate(form.table):
-            weights[levels == level] = means
-    scales = cast(found.scales, "float32")
+    xp, (count, units, _) = namespace(panels), panels.shape
+    body = panels[..., : form.body_bytes].reshape(count, units * form.groups, -1)
+    levels, whole = _levels(form, body[..., : form.level_bytes]), body[..., form.level_bytes :]
+    weights = cast(levels, "int16") - form.offset
+    for level, means in enumerate(form.table):
+        weights[levels == level] = means
+    ends = panels[..., form.body_bytes :].reshape(count * units, -1)
     if form.has_exponents:
-        scales = xp.ldexp(xp.ones_like(scales), cast(found.scales, "int32") - 128)
-    scales = scales[..., None]
-    minimums = None if found.minimums is None else cast(found.minimums, "float32")
-    if found.whole_scales is not None:
-        scales = repeat(scales, form.groups, 1) * cast(found.whole_scales, "float32")
-    if minimums is not None and found.whole_minimums is not None:
-        minimums = repeat(minimums, form.groups, 1) * cast(found.whole_minimums, "float32")
-    return weights, scales, minimums
+        ends = xp.ldexp(cast(xp.ones_like(ends), "float32"), cast(ends, "int32") - 128)
+    found = cast(ends if form.has_exponents else ends.view(xp.float16), "float32")
+    found = repeat(_by_output(found.reshape(count, units, -1, PANEL)), form.groups, 1)
+    if form.halves == 2:
+        found = found * _by_output(whole.reshape(count, -1, 2, PANEL).view(xp.int8))
+    elif form.groups > 1:
+        low, above = whole[..., :PANEL], whole[..., PANEL:]
+        above = xp.concatenate([above & 15, above >> 4], 2)
+        both = xp.stack([low & 15 | (above & 3) << 4, low >> 4 | above >> 2 << 4], 2)
+        found = found * _by_output(both)
+    return weights, found[..., : form.halves], found[..., 1] if form.has_minimum else None
 
 
 def numbers_of(form: Form, panels: Array) -> Array:
@@ -254,7 +227,5 @@ def numbers_of(form: Form, panels: Array) -> Array:
 
 def int8_panels(levels: Array) -> Array:
     """Panels of int8 `[out, in]`, as levels of Q8_0 lie, without their scales; what fills them up is 0."""
-    xp, filled = namespace(levels), fill_up(_filled(levels, -len(levels) % PANEL), GROUP)
-    blocks = filled.reshape(-1, PANEL, filled.shape[1] // GROUP, GROUP // 4, 4)
-    moved = contiguous(xp.moveaxis(blocks, 1, 3))
-    return (moved.view(xp.uint8) ^ 128).reshape(len(moved), -1)
+    vectors = _vectors(fill_up(levels, GROUP).reshape(len(levels), -1, GROUP), 0)
+    return (vectors.view(namespace(levels).uint8) ^ 128).reshape(len(vectors), -1)
