@@ -2,7 +2,7 @@
 instruction or one that hangs ends no process of ours.
 
 On CPUs all arithmetic is that of `canonical.c`, whose bits are defined. A build is tried once, by cases whose
-results are known (`arithmetic/trial.py`); one that fails gives way to a build for less of the processor, with
+results are known (`arithmetic/cases.py`); one that fails gives way to a build for less of the processor, with
 the same bits. On a GPU torch computes: its bits have a name, and what of them must be right is tried by
 `gpu_trial.py`. Imports no torch.
 """
@@ -36,7 +36,7 @@ from flowspec.model.arithmetic import build
 LANES16, PAIRS16, DIGITS, GROUPS32 = "lanes16", "pairs16", "digits", "groups32"
 """The arithmetics of our own products, with the same bits on all processors that have them: of numbers; of
 bfloat16 in pairs, where there is an instruction for it; of int8; and of what is packed in groups of 32."""
-CHILD = tuple(python_module("flowspec.model.arithmetic.trial"))
+CHILD = tuple(python_module("flowspec.model.arithmetic.cases"))
 GPU_CHILD = tuple(python_module("flowspec.model.gpu_trial"))
 CHILD_S = 120.0
 """How long a child may give no sign of life. The first comes after it has imported what it needs: torch from

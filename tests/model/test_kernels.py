@@ -16,7 +16,7 @@ import pytest
 from flowspec.errors import InputError
 from flowspec.folders import locked
 from flowspec.model import trials
-from flowspec.model.arithmetic import build, cases, compiled, trial
+from flowspec.model.arithmetic import build, cases, compiled
 from flowspec.model.cpu import Cpu
 from flowspec.model.engines import engine_of
 from flowspec.model.trials import (
@@ -56,7 +56,7 @@ def builds(monkeypatch: pytest.MonkeyPatch, *paths: Path | None) -> None:
 @pytest.mark.arm
 def test_what_is_built_has_the_bits_of_the_definition() -> None:
     """Which made what it is tried by: this has no kernel."""
-    assert definition.golden() == json.loads(trial.GOLDEN.read_text("utf-8"))
+    assert definition.golden() == json.loads(cases.GOLDEN.read_text("utf-8"))
     names = {case.name for case in cases.cases(has_pairs=True)}
     assert len(names) > 55, "all are different"
     assert prepare()[0].fault == ""
@@ -221,8 +221,8 @@ def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(
 
 
 def test_a_child_whose_parent_is_gone_does_not_hang_for_ever() -> None:
-    code = "from flowspec.model.arithmetic import trial; import time; "
-    code += "trial.LIMIT_S = 0.5; trial._say(at=''); time.sleep(600)"
+    code = "from flowspec.model.arithmetic import cases; import time; "
+    code += "cases.ORPHAN_S = 1; cases.say(at=''); time.sleep(600)"
     done = warm.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, timeout=120)
     assert done.returncode == -signal.SIGALRM
 

@@ -1,50 +1,40 @@
-"""The fixed cases by which a build of `canonical.c` is tried: small layers with numbers that follow from a
-seed.
+"""Tries a build of `canonical.c` by fixed cases: `python -m flowspec.model.arithmetic.cases LIBRARY`.
 
-Each is a program as slices have them, with what a request holds. The numbers come from bits of a generator
-that numpy promises never to change. What comes out was computed by the definition (`plain.py`); `golden.json`
-has its hashes.
+In a process of its own, which may die of it. Says in JSON lines how far it is, and in the end that all cases
+have the bits of the definition, or which has not. A case is a small layer as slices have them, with what a
+request holds; its numbers follow from a seed, by bits of a generator that numpy promises never to change.
+`golden.json` has hashes of what the definition (`plain.py`) made of them. Imports no torch.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
+import os
+import signal
+import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.protocol.model_spec import (
-    NORMS,
-    Convolution,
-    DeltaRule,
-    Dense,
-    Heads,
-    LayerSpec,
-    Mixture,
-    Norm,
-)
+from flowspec.core.protocol.model_spec import NORMS, Convolution, DeltaRule, Dense, Heads, LayerSpec, Mixture
+from flowspec.errors import first_line
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Library, Part, address
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, int8_panels
 from flowspec.model.arithmetic.plain import BLOCK, LANES
-from flowspec.model.parts import (
-    Digits,
-    Linear,
-    Matrix,
-    NormPart,
-    Packed,
-    Plain,
-    RouterPart,
-    Stack,
-    Table,
-)
+from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Plain, RouterPart, Stack, Table
 from flowspec.model.program import HOW_CHOSEN, Arithmetic, Room, program_of
 
 Array = npt.NDArray[Any]
+GOLDEN = Path(__file__).with_name("golden.json")
+ORPHAN_S = 240
+"""After so long without a word a child ends: what hangs was given up long before."""
 KINDS = ("float32", "bfloat16", "float16")
 ROW_COUNTS = (1, 2, 3, 5, 17, 32)
 """How many run at once: kernels were seen that are right for some counts only."""
@@ -52,8 +42,55 @@ CACHED = 70
 """Positions that all rows see, more than a block of them."""
 HEADS, KV_HEADS, EXPERTS, TOKENS = 4, 2, 6, 40
 CONVOLUTION = Convolution(length=3)
-_PLAIN = LayerSpec(heads=HEADS, kv=Heads(count=KV_HEADS, width=24), source=0)
 DELTA = DeltaRule(key_heads=2, heads=4, key_width=16, value_width=20, length=4)
+
+
+def main() -> None:
+    try:
+        library = Library(Path(sys.argv[1]))
+    except (OSError, AttributeError) as error:
+        say(fault=f"cannot be loaded: {first_line(error)}")
+        return
+    golden = json.loads(GOLDEN.read_text("utf-8"))
+    for place, (name, found, threads) in enumerate(results(library)):
+        say(share=round(min(1.0, place / (2 * len(golden))), 3))
+        if golden[name] != found:
+            say(fault=f"differs from its definition in {name}, with {threads} threads")
+            return
+    say(fault="", has_pairs=library.has_pairs)
+
+
+def say(**word: object) -> None:
+    """A line for the parent."""
+    signal.alarm(ORPHAN_S)
+    print(json.dumps(word), flush=True)
+
+
+def results(library: Library) -> Iterator[tuple[str, str, int]]:
+    """The names of cases, the digests of what a library makes of them, and by how many threads."""
+    for name, found in functions(library):
+        yield name, digest(found), 1
+    room = Room(library)
+    for case in cases(library.has_pairs):
+        for rows in ROW_COUNTS:
+            for threads in sorted({1, len(os.sched_getaffinity(0))}):
+                yield f"{case.name} {rows}", digest(layer(case, rows, threads, room)), threads
+
+
+def digest(found: tuple[Array, ...]) -> str:
+    """What is no number counts as one."""
+    whole = hashlib.sha256()
+    for each in found:
+        bits = np.ascontiguousarray(each)
+        if bits.dtype.kind == "f":
+            bits = np.where(np.isnan(bits), bits.dtype.type(1e4), bits)
+        elif bits.dtype == np.uint16:
+            bits = np.where(bits & 0x7FFF > 0x7F80, np.uint16(0x7FC0), bits)
+        whole.update(bits.tobytes())
+    return whole.hexdigest()[:16]
+
+
+# ---------------------------------------------------------------------------------------------- numbers
 
 
 class Source:
@@ -71,6 +108,26 @@ class Source:
         exact = (self.whole(1 << 24, *shape) - (1 << 23)).astype(np.float32) / np.float32(1 << 23)
         return stored(exact * np.float32(scale), kind)
 
+    def matrix(self, how: str, kind: str, inputs: int, outputs: int) -> Matrix:
+        """In a form, in digits, or of numbers of a kind."""
+        scale = 2 * inputs**-0.5
+        if how == "digits":
+            levels = (self.whole(255, outputs, inputs) - 127).astype(np.int8)
+            scales = self.numbers("float32", -(-outputs // PANEL) * PANEL, scale=scale / 127)
+            return Digits(int8_panels(levels), scales, outputs)
+        if how not in FORMS:
+            return Plain(self.numbers(kind, outputs, inputs, scale=scale))
+        form = FORMS[how]
+        shape = -(-outputs // PANEL), -(-inputs // form.unit), form.unit_bytes
+        panels = self.whole(256, *shape).astype(np.uint8)
+        ends = panels[..., form.body_bytes :]
+        if form.has_exponents:
+            ends[:] = 120 + ends % 4
+        else:
+            scales = self.numbers("float16", *shape[:2], ends.shape[2] // 2, scale=scale / 2**form.bits)
+            ends[:] = scales.view(np.uint8)
+        return Packed(how, panels, outputs)
+
 
 def stored(x: Array, kind: str) -> Array:
     """Float32 as numbers of a kind; those of bfloat16 are their bits, cut off."""
@@ -79,158 +136,138 @@ def stored(x: Array, kind: str) -> Array:
     return x.astype(kind)
 
 
-@dataclass(slots=True, kw_only=True)
+# ----------------------------------------------------------------------------------------------- layers
+
+
 class Case:
-    """`cached`: the kind of keys and values. `parts` are of a layer of so many `hidden` numbers a row."""
+    """A layer of `parts` for rows of a `kind`, with `matrices` of a form or another sort; `cached`: the kind
+    of its keys and values, of this `width`. `dense`: what of its spec is not as in most."""
 
-    name: str
-    spec: LayerSpec
-    how: Norm
-    kind: str
-    cached: str
-    hidden: int
-    parts: dict[str, Any] = field(default_factory=dict)
+    def __init__(
+        self, name: str, kind: str, matrices: str, dense: dict[str, Any], cached: str = "", width: int = 24
+    ) -> None:
+        own = Dense(**{"scale": 0.25, "activation": "silu", **dense})
+        held: dict[str, Any] = {} if own.mixer is None else {"window": own.mixer.length}
+        if own.mixer == DELTA:
+            held |= {"inputs": DELTA.inputs, "state": DELTA.heads * DELTA.key_width * DELTA.value_width}
+        elif own.mixer == CONVOLUTION:
+            held["inputs"] = HEADS * width
+        self.spec = LayerSpec(heads=HEADS, kv=Heads(count=KV_HEADS, width=width), source=0, dense=own, **held)
+        self.name, self.kind, self.cached = f"{name} {kind}", kind, cached or kind
+        self.how, self.hidden = NORMS[(KINDS.index(kind) + len(name)) % len(NORMS)], HEADS * width
+        self.parts: dict[str, Any] = {}
+        self._matrices, self._source = matrices, Source(len(self.name) + self.hidden)
+        self._fill(own, width, neurons=256 if width == 64 else 90)
 
-
-class _Layer:
-    """Fills in the parts of a case's layer."""
-
-    def __init__(self, case: Case, matrices: str) -> None:
-        self._case, self._matrices, self._source = case, matrices, Source(len(case.name) + case.hidden)
-
-    def fill(self, neurons: int) -> None:
-        case, dense, hidden = self._case, self._case.spec.dense, self._case.hidden
-        assert dense is not None
-        parts, width = case.parts, case.spec.kv.width
-        queries, keys = HEADS * width, KV_HEADS * width
+    def _fill(self, dense: Dense, width: int, neurons: int) -> None:
+        """Numbers are drawn in this order."""
+        hidden, queries, keys = self.hidden, HEADS * width, KV_HEADS * width
         around = dense.norm_before_attention, dense.norm_after_attention
-        norms = *around, dense.norm_before_mlp, dense.norm_after_mlp
-        parts |= {name: self._norm(hidden) for name in norms if name}
+        self._norms(hidden, *around, dense.norm_before_mlp, dense.norm_after_mlp)
         if dense.mixer == CONVOLUTION:
-            parts["conv.in_proj"] = self._linear(hidden, 3 * hidden)
-            parts["conv.out_proj"] = self._linear(hidden, hidden)
-            parts["conv.taps"] = self._plain(CONVOLUTION.length, hidden)
-            parts["conv.bias"] = self._plain(hidden)
+            self._linears("conv.", in_proj=(hidden, 3 * hidden), out_proj=(hidden, hidden))
+            self._vectors("conv.", taps=(CONVOLUTION.length, hidden), bias=(hidden,))
         elif dense.mixer == DELTA:
-            values, heads = DELTA.heads * DELTA.value_width, DELTA.heads
-            mixed = 2 * DELTA.key_heads * DELTA.key_width + values
+            mixed, heads, values = DELTA.inputs - 2 * DELTA.heads, DELTA.heads, DELTA.value_numbers
             sizes = {"in_proj_qkv": mixed, "in_proj_b": heads, "in_proj_a": heads, "in_proj_z": values}
-            parts |= {f"linear_attn.{name}": self._linear(hidden, size) for name, size in sizes.items()}
-            parts["linear_attn.out_proj"] = self._linear(values, hidden)
-            parts["linear_attn.norm"] = self._norm(DELTA.value_width)
-            parts["linear_attn.taps"] = self._plain(DELTA.length, mixed)
-            parts["linear_attn.rates"] = self._plain(2 * heads)
+            self._linears("linear_attn.", **{name: (hidden, size) for name, size in sizes.items()})
+            self._linears("linear_attn.", out_proj=(values, hidden))
+            self._norms(DELTA.value_width, "linear_attn.norm")
+            self._vectors("linear_attn.", taps=(DELTA.length, mixed), rates=(2 * heads,))
         elif self._matrices == "digits":
-            parts["self_attn.qkv_proj"] = self._linear(hidden, queries + 2 * keys)
-            parts["self_attn.sinks"] = self._plain(HEADS, scale=3.0)
+            self._linears("self_attn.", qkv_proj=(hidden, queries + 2 * keys))
+            self.parts["self_attn.sinks"] = self._source.numbers("float32", HEADS, scale=3.0)
         else:
-            sizes = {"q_proj": queries * (1 + dense.is_gated), "k_proj": keys, "v_proj": keys}
-            parts |= {f"self_attn.{name}": self._linear(hidden, size) for name, size in sizes.items()}
-        parts["self_attn.o_proj"] = self._linear(queries, hidden)
-        for name, size in (("q", queries), ("k", keys)):
-            parts[f"self_attn.{name}_norm"] = self._norm(width if dense.query_norm == "head" else size)
-        parts["self_attn.v_norm"] = self._norm(width)
+            q_proj = hidden, queries * (1 + dense.is_gated)
+            self._linears("self_attn.", q_proj=q_proj, k_proj=(hidden, keys), v_proj=(hidden, keys))
+        self._linears("self_attn.", o_proj=(queries, hidden))
+        is_by_head = dense.query_norm == "head"
+        self._norms(width if is_by_head else queries, "self_attn.q_norm")
+        self._norms(width if is_by_head else keys, "self_attn.k_norm")
+        self._norms(width, "self_attn.v_norm")
         if dense.mixture is None or dense.mixture.is_parallel:
-            parts |= self._mlp("mlp", neurons)
+            self._mlp("mlp.", neurons)
         if dense.mixture is not None:
-            self._fill_mixture(dense.mixture, neurons)
+            self._mixture(dense.mixture, neurons)
         if dense.input_width:
-            width = dense.input_width
-            table = self._source.numbers(case.kind, TOKENS, width)
-            parts |= {
-                "layer_input.table": Table(matrix=Plain(table), factor=1.5),
-                "layer_input.projection": self._linear(hidden, width),
-                "layer_input.norm": self._norm(width),
-                "per_layer_input_gate": self._linear(hidden, width),
-                "per_layer_projection": self._linear(width, hidden),
-                "post_per_layer_input_norm": self._norm(hidden),
-                "layer_scalar": 0.75,
-            }
+            size = dense.input_width
+            table = Plain(self._source.numbers(self.kind, TOKENS, size))
+            self.parts["layer_input.table"] = Table(matrix=table, factor=1.5)
+            self._linears("layer_input.", projection=(hidden, size))
+            self._norms(size, "layer_input.norm")
+            self._linears("", per_layer_input_gate=(hidden, size), per_layer_projection=(size, hidden))
+            self._norms(hidden, "post_per_layer_input_norm")
+            self.parts["layer_scalar"] = 0.75
 
-    def _mlp(self, name: str, neurons: int) -> dict[str, Any]:
-        hidden = self._case.hidden
-        down = {f"{name}.down_proj": self._linear(neurons, hidden)}
+    def _mlp(self, name: str, neurons: int) -> None:
+        self._linears(name, down_proj=(neurons, self.hidden))
         if self._matrices == "digits":
-            return {f"{name}.gate_up_proj": self._linear(hidden, 2 * neurons), **down}
-        sizes = {f"{name}.{each}_proj": self._linear(hidden, neurons) for each in ("gate", "up")}
-        return {**sizes, **down}
+            self._linears(name, gate_up_proj=(self.hidden, 2 * neurons))
+        else:
+            self._linears(name, gate_proj=(self.hidden, neurons), up_proj=(self.hidden, neurons))
 
-    def _fill_mixture(self, mixture: Mixture, neurons: int) -> None:
-        hidden, parts, name = self._case.hidden, self._case.parts, "" if mixture.is_parallel else "mlp."
+    def _mixture(self, mixture: Mixture, neurons: int) -> None:
+        hidden, name = self.hidden, "" if mixture.is_parallel else "mlp."
         is_scaled = mixture.router == "scaled softmax to 1"
-        parts[f"{name}router"] = RouterPart(
-            weights=self._source.numbers(self._case.kind, EXPERTS, hidden),
+        self.parts[f"{name}router"] = RouterPart(
+            weights=self._own(EXPERTS, hidden),
             bias=self._own(EXPERTS) if mixture.router == "softmax of chosen" else None,
-            correction=self._plain(EXPERTS) if mixture.router == "sigmoid" else None,
+            correction=self._source.numbers("float32", EXPERTS) if mixture.router == "sigmoid" else None,
             norm=self._norm(hidden) if is_scaled else None,
             factor=0.25,
-            scales=self._plain(EXPERTS) if is_scaled else None,
+            scales=self._source.numbers("float32", EXPERTS) if is_scaled else None,
         )
-        sizes = {"gate_up_proj": (hidden, 2 * neurons), "down_proj": (neurons, hidden)}
-        for each, (inputs, outputs) in sizes.items():
+        for leaf, inputs, outputs in (("gate_up", hidden, 2 * neurons), ("down", neurons, hidden)):
             linears = tuple(self._linear(inputs, outputs, has_bias=False) for _ in range(EXPERTS))
-            parts[f"{name}experts.{each}"] = Stack(linears=linears, bias=self._own(EXPERTS, outputs))
-        if mixture.is_shared_gated:
-            parts |= self._mlp("mlp.shared_expert", neurons)
-            parts["mlp.shared_expert_gate"] = self._linear(hidden, 1)
-        elif mixture.has_shared:
-            parts |= self._mlp("mlp.shared_experts", neurons)
-        if mixture.is_parallel:
-            inner = (
-                "post_feedforward_layernorm_1",
-                "pre_feedforward_layernorm_2",
-                "post_feedforward_layernorm_2",
+            self.parts[f"{name}experts.{leaf}_proj"] = Stack(
+                linears=linears, bias=self._own(EXPERTS, outputs)
             )
-            parts |= {each: self._norm(hidden) for each in inner}
+        if mixture.has_shared:
+            self._mlp(f"mlp.shared_expert{'' if mixture.is_shared_gated else 's'}.", neurons)
+        if mixture.is_shared_gated:
+            self._linears("mlp.", shared_expert_gate=(hidden, 1))
+        if mixture.is_parallel:
+            around = "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"
+            self._norms(hidden, *around, "post_feedforward_layernorm_2")
 
-    def _plain(self, *shape: int, scale: float = 1.0) -> Any:
-        return self._source.numbers("float32", *shape, scale=scale)
+    def _linears(self, stem: str, **sizes: tuple[int, int]) -> None:
+        """Linear layers of so many inputs and outputs."""
+        for name, (inputs, outputs) in sizes.items():
+            self.parts[stem + name] = self._linear(inputs, outputs)
 
-    def _own(self, *shape: int) -> Any:
-        return self._source.numbers(self._case.kind, *shape)
+    def _linear(self, inputs: int, outputs: int, has_bias: bool = True) -> Linear:
+        matrix = self._source.matrix(self._matrices, self.kind, inputs, outputs)
+        return Linear(inputs=inputs, matrices=(matrix,), bias=self._own(outputs) if has_bias else None)
+
+    def _norms(self, width: int, *names: str) -> None:
+        for name in filter(None, names):
+            self.parts[name] = self._norm(width)
 
     def _norm(self, width: int) -> NormPart:
         return NormPart(weights=self._own(width), eps=1e-6)
 
-    def _linear(self, inputs: int, outputs: int, has_bias: bool = True) -> Linear:
-        matrix = self.matrix(inputs, outputs)
-        return Linear(inputs=inputs, matrices=(matrix,), bias=self._own(outputs) if has_bias else None)
+    def _vectors(self, stem: str, **shapes: tuple[int, ...]) -> None:
+        for name, shape in shapes.items():
+            self.parts[stem + name] = self._source.numbers("float32", *shape)
 
-    def matrix(self, inputs: int, outputs: int) -> Matrix:
-        source, kind, how = self._source, self._case.kind, self._matrices
-        scale = 2 * inputs**-0.5
-        if how in FORMS:
-            form = FORMS[how]
-            shape = -(-outputs // PANEL), -(-inputs // form.unit), form.unit_bytes
-            panels = source.whole(256, *shape).astype(np.uint8)
-            ends = panels[..., form.groups * (form.level_bytes + form.scale_bytes) :]
-            if form.has_exponents:
-                ends[:] = 120 + ends % 4
-            else:
-                shape = *ends.shape[:2], ends.shape[2] // 2
-                ends[:] = source.numbers("float16", *shape, scale=scale / 2**form.bits).view(np.uint8)
-            return Packed(how, panels, outputs)
-        if how == "digits":
-            levels = (source.whole(255, outputs, inputs) - 127).astype(np.int8)
-            scales = source.numbers("float32", -(-outputs // PANEL) * PANEL, scale=scale / 127)
-            return Digits(int8_panels(levels), scales, outputs)
-        return Plain(source.numbers(kind, outputs, inputs, scale=scale))
+    def _own(self, *shape: int) -> Array:
+        return self._source.numbers(self.kind, *shape)
 
 
 def cases(has_pairs: bool) -> Iterator[Case]:
     others = {"norm_before_attention": "first", "norm_before_mlp": "second"}
     for number, kind in enumerate(KINDS):
-        yield _case("linear", kind, "linear", {**others, "query_norm": "head", "clip": 1.5})
+        yield Case("linear", kind, "linear", {**others, "query_norm": "head", "clip": 1.5})
         after = {"norm_before_attention": "first", "norm_after_attention": "second", "norm_before_mlp": ""}
         more = {"cap": 5.0, "has_sinks": True, "added_scale": 0.75, "activation": "gelu_tanh"}
-        yield _case("digits", kind, "digits", {**after, **more})
+        yield Case("digits", kind, "digits", {**after, **more})
         gated = {"query_norm": "width", "is_gated": True}
-        yield _case("gated", kind, "linear", {**others, **gated}, cached="int8")
-        yield _case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION})
-        yield _case("delta", kind, "linear", {**others, "mixer": DELTA})
-        for place, routers in enumerate(HOW_CHOSEN):
+        yield Case("gated", kind, "linear", {**others, **gated}, cached="int8")
+        yield Case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION})
+        yield Case("delta", kind, "linear", {**others, "mixer": DELTA})
+        for place, (router, *_) in enumerate(HOW_CHOSEN):
             mixture = Mixture(
-                router=routers[-1] if place != 1 else routers[0],
+                router=router,
                 experts=EXPERTS,
                 chosen=2,
                 is_normed=number != 2,
@@ -242,174 +279,104 @@ def cases(has_pairs: bool) -> Iterator[Case]:
                 slope=1.7,
             )
             stacks = ("linear", "digits", "Q4_0", "MXFP4")[(place + number) % 4]
-            yield _case(f"experts by {routers[0]}", kind, stacks, {**others, "mixture": mixture})
+            yield Case(f"experts by {router}", kind, stacks, {**others, "mixture": mixture})
         parallel = Mixture(router="scaled softmax to 1", experts=EXPERTS, chosen=3, is_parallel=True)
         inner = {"query_norm": "head", "has_value_norm": True, "input_width": 24, "has_factor": True}
-        yield _case("parallel", kind, "Q4_0", {**others, **inner, "mixture": parallel})
+        yield Case("parallel", kind, "Q4_0", {**others, **inner, "mixture": parallel})
         for form in FORMS:
-            yield _case(form, kind, form, {**others, "is_turned": False}, width=64)
+            yield Case(form, kind, form, {**others, "is_turned": False}, width=64)
     if has_pairs:
-        yield _case("pairs", "bfloat16", "pairs", others)
+        yield Case("pairs", "bfloat16", "pairs", others)
 
 
-def _case(
-    name: str, kind: str, matrices: str, dense: dict[str, Any], cached: str = "", width: int = 24
-) -> Case:
-    given = Dense(**{"scale": 0.25, "activation": "silu", **dense})
-    held = {"window": given.mixer.length} if given.mixer is not None else {}
-    if given.mixer is not None:
-        hidden = 2 * DELTA.key_heads * DELTA.key_width + DELTA.heads * (DELTA.value_width + 2)
-        held["inputs"] = hidden if given.mixer == DELTA else HEADS * width
-        if given.mixer == DELTA:
-            held["state"] = DELTA.heads * DELTA.key_width * DELTA.value_width
-    spec = LayerSpec(heads=HEADS, kv=Heads(count=KV_HEADS, width=width), source=0, dense=given, **held)
-    how = NORMS[(KINDS.index(kind) + len(name)) % len(NORMS)]
-    made = Case(
-        name=f"{name} {kind}", spec=spec, how=how, kind=kind, cached=cached or kind, hidden=HEADS * width
-    )
-    _Layer(made, matrices).fill(neurons=256 if width == 64 else 90)
-    return made
-
-
-@dataclass(slots=True, kw_only=True)
-class Given:
-    """What rows are run with. Row r stands behind row r - 2, and behind what is cached; each row sees its
-    path. `hidden` `[rows, numbers]`; keys, values and the steps between their levels as caches have them."""
-
-    hidden: Array
-    angles: tuple[Array, Array]
-    slots: Array
-    seen: Array
-    order: Array
-    ends: Array
-    paths: Array
-    keys: Array
-    values: Array
-    key_steps: Array
-    value_steps: Array
-    inputs: Array
-    lines: Array
-    states: Array
-    steps: Array
-    tokens: Array
-    embedding: Array
-
-    @property
-    def changed(self) -> tuple[Array, ...]:
-        held = self.keys, self.values, self.key_steps, self.value_steps
-        return (self.hidden, *held, self.inputs, self.states[0])
-
-    def addresses(self, *names: str) -> dict[str, int]:
-        return {name: address(getattr(self, name)) for name in names}
-
-
-def given_to(case: Case, rows: int) -> Given:
-    """The same rows' numbers whatever their count."""
+def given_to(case: Case, rows: int) -> SimpleNamespace:
+    """What rows are run with, the same numbers whatever their count. Row r stands behind row r - 2, and
+    behind what is cached; each row sees its path. `hidden` `[rows, numbers]`; keys, values and the steps
+    between their levels as caches have them."""
     source, spec = Source(7), case.spec
     width, most, high = spec.kv.width, max(ROW_COUNTS), CACHED + max(ROW_COUNTS)
-    room = -(-high // LANES) * LANES
+    room, groups = -(-high // LANES) * LANES, -(-width // GROUP)
     slots = np.argsort(source.whole(1 << 20, high), kind="stable").astype(np.int64)
     hidden = source.numbers(case.kind, most, case.hidden, scale=3.0)
-    angles = tuple(source.numbers(case.kind, 1, most, width // 4 * 2) for _ in range(2))
+    angles = [source.numbers(case.kind, 1, most, width // 4 * 2)[:, :rows].copy() for _ in range(2)]
     is_levels = case.cached == "int8"
     held, scale = ("float32", 100.0) if is_levels else (case.cached, 1.0)
     keys = source.numbers(held, KV_HEADS, room // LANES, width, LANES, scale=scale)
     values = source.numbers(held, KV_HEADS, room, -(-width // LANES) * LANES, scale=scale)
-    groups = -(-width // GROUP)
-    paths = np.full((rows, high), -1, np.int64)
+    paths, seen, lines = np.full((rows, high), -1, np.int64), np.zeros((rows, high), np.uint8), []
     for row in range(rows):
-        paths[row, :CACHED] = slots[:CACHED]
-        own = slice(CACHED + row % 2, CACHED + row + 1, 2)
-        paths[row, own] = slots[own]
-    seen = np.zeros((rows, high), np.uint8)
-    for row in range(rows):
-        seen[row, paths[row][paths[row] >= 0]] = 1
-    ends = np.append(np.arange(BLOCK, CACHED + rows, BLOCK), CACHED + rows).astype(np.int32)
-    length = spec.window or 1
-    lines = np.stack([path[path >= 0][-length:] for path in paths])
+        own = [*range(CACHED), *range(CACHED + row % 2, CACHED + row + 1, 2)]
+        paths[row, own], seen[row, slots[own]] = slots[own], 1
+        lines.append(slots[own][-(spec.window or 1) :])
     places = np.arange(rows)  # the first row's state is where they begin from then on
-    steps = np.stack([places, np.maximum(places - 2, 0), places, places], 1).astype(np.int32)
-    return Given(
+    return SimpleNamespace(
         hidden=hidden[:rows].copy(),
-        angles=(angles[0][:, :rows].copy(), angles[1][:, :rows].copy()),
+        angles=tuple(angles),
         slots=slots[CACHED : CACHED + rows].copy(),
         seen=seen,
         order=slots[: CACHED + rows].astype(np.int32),
-        ends=ends,
+        ends=np.append(np.arange(BLOCK, CACHED + rows, BLOCK), CACHED + rows).astype(np.int32),
         paths=paths,
         keys=keys.astype(np.int8) if is_levels else keys,
         values=values.astype(np.int8) if is_levels else values,
         key_steps=source.numbers("float16", KV_HEADS, room // LANES, groups, LANES, scale=0.01),
         value_steps=source.numbers("float16", KV_HEADS, room, groups, scale=0.01),
         inputs=source.numbers(case.kind, room, max(1, spec.inputs)),
-        lines=np.ascontiguousarray(lines),
+        lines=np.stack(lines),
         states=source.numbers("float32", rows, DELTA.heads, DELTA.key_width, DELTA.value_width),
-        steps=steps,
+        steps=np.stack([places, np.maximum(places - 2, 0), places, places], 1).astype(np.int32),
         tokens=source.whole(TOKENS, most)[:rows].copy(),
         embedding=source.numbers(case.kind, most, case.hidden)[:rows].copy(),
     )
 
 
-class Runner:
-    """Runs cases by a library."""
+def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
+    """All that changes where a case's layer runs."""
+    given, how = given_to(case, rows), "pairs" if case.name.startswith("pairs") else "linear"
+    program = program_of(case.parts, case.spec, Arithmetic(KINDS.index(case.kind), case.how, how))
 
-    def __init__(self, library: Library) -> None:
-        self._library, self._room = library, Room(library)
+    def filled(structure: Any, **more: Any) -> Any:
+        """With where that lies of what is given which has the name of a field."""
+        arrays = {name: each for name, each in vars(given).items() if isinstance(each, np.ndarray)}
+        own = {name: address(arrays[name]) for name, _ in structure._fields_ if name in arrays}
+        return structure(**own | more)
 
-    def run(self, case: Case, rows: int, threads: int) -> str:
-        """The digest of all that changes."""
-        given, kind, is_levels = given_to(case, rows), KINDS.index(case.kind), case.cached == "int8"
-        how = Arithmetic(kind, case.how, "pairs" if case.name.startswith("pairs") else "linear")
-        program = program_of(case.parts, case.spec, how)
-        cache = Cache(
-            **given.addresses("keys", "values", "inputs", *("key_steps", "value_steps") * is_levels),
-            state=address(given.states),
-            slots=given.values.shape[1],
-            inputs_width=given.inputs.shape[1],
-            kind=compiled.KINDS[case.cached],
-        )
-        part = Part(
-            **given.addresses("slots", "seen", "order", "ends", "lines", "steps"),
-            **dict.fromkeys(("rows", "nodes", "steps_count", "places"), rows),
-            cache=ctypes.addressof(cache),
-            high=given.seen.shape[1],
-            blocks=len(given.ends),
-        )
-        cosine, sine = given.angles
-        call = Call(
-            **given.addresses("hidden", "tokens", "embedding"),
-            cosine=address(cosine),
-            sine=address(sine),
-            angles=cosine.shape[2],
-            parts=ctypes.addressof(part),
-            parts_count=1,
-            rows=rows,
-            between_embeddings=case.hidden,
-            threads=threads,
-        )
-        self._room.run(program.pointer, call)
-        return digest(given.changed)
+    (cosine, sine), (slots, width) = given.angles, (given.values.shape[1], given.inputs.shape[1])
+    state, cached = address(given.states), compiled.KINDS[case.cached]
+    cache = filled(Cache, state=state, slots=slots, inputs_width=width, kind=cached)
+    counts = dict.fromkeys(("rows", "nodes", "steps_count", "places"), rows)
+    shape = {"high": given.seen.shape[1], "blocks": len(given.ends)}
+    part = filled(Part, cache=ctypes.addressof(cache), **counts, **shape)
+    turned = {"cosine": address(cosine), "sine": address(sine), "angles": cosine.shape[2]}
+    shape = {"rows": rows, "parts_count": 1, "between_embeddings": case.hidden, "threads": threads}
+    call = filled(Call, parts=ctypes.addressof(part), **turned, **shape)
+    room.run(program.pointer, call)
+    held = given.keys, given.values, given.key_steps, given.value_steps
+    return given.hidden, *held, given.inputs, given.states[0]
 
-    def functions(self) -> Iterator[tuple[str, str]]:
-        """The names and digests of what is called beside layers."""
-        for kind in KINDS:
-            given = special(kind)
-            for number, name in enumerate(FUNCTIONS):
-                found = np.empty_like(given)
-                where = address(given), KINDS.index(kind), given.size, number, None, address(found)
-                self._library.function(*where)
-                yield f"{name} {kind}", digest((found,))
-            positions, frequencies = turns()
-            cosine, sine = (np.empty((positions.size, 2 * frequencies.size), given.dtype) for _ in range(2))
-            of_rows = address(positions), positions.size, address(frequencies), frequencies.size
-            self._library.angles(*of_rows, 1.25, KINDS.index(kind), address(cosine), address(sine))
-            yield f"angles {kind}", digest((cosine, sine))
-        for name, form in FORMS.items():
-            panels, ids = rows_of(name)
-            rows = np.empty((ids.size, panels.shape[1] * form.unit), np.float32)
-            matrix = address(panels), form.number, rows.shape[1]
-            self._library.packed_rows(*matrix, address(ids), ids.size, address(rows))
-            yield f"rows of {name}", digest((rows,))
+
+# ---------------------------------------------------------------------------- what is called beside them
+
+
+def functions(library: Library) -> Iterator[tuple[str, tuple[Array, ...]]]:
+    """The names of cases, and what a library makes of them."""
+    for number, kind in enumerate(KINDS):
+        given = special(kind)
+        for function, name in enumerate(FUNCTIONS):
+            found = np.empty_like(given)
+            library.function(address(given), number, given.size, function, None, address(found))
+            yield f"{name} {kind}", (found,)
+        positions, frequencies = turns()
+        cosine, sine = (np.empty((positions.size, 2 * frequencies.size), given.dtype) for _ in range(2))
+        of_rows = address(positions), positions.size, address(frequencies), frequencies.size
+        library.angles(*of_rows, 1.25, number, address(cosine), address(sine))
+        yield f"angles {kind}", (cosine, sine)
+    for name, form in FORMS.items():
+        panels, ids = rows_of(name)
+        rows = np.empty((ids.size, panels.shape[1] * form.unit), np.float32)
+        matrix = address(panels), form.number, rows.shape[1]
+        library.packed_rows(*matrix, address(ids), ids.size, address(rows))
+        yield f"rows of {name}", (rows,)
 
 
 def special(kind: str) -> Array:
@@ -431,18 +398,8 @@ def turns() -> tuple[Array, Array]:
 
 def rows_of(form: str) -> tuple[Array, Array]:
     """Panels of a form, of 40 outputs, and ids of rows."""
-    case = Case(name=form, spec=_PLAIN, how=NORMS[0], kind="float32", cached="float32", hidden=1)
-    return _Layer(case, form).matrix(512, 40).panels, Source(9).whole(40, 7)
+    return Source(len(form) + 1).matrix(form, "float32", 512, 40).panels, Source(9).whole(40, 7)
 
 
-def digest(found: tuple[Array, ...]) -> str:
-    """What is no number counts as one."""
-    whole = hashlib.sha256()
-    for each in found:
-        bits = np.ascontiguousarray(each)
-        if bits.dtype.kind == "f":
-            bits = np.where(np.isnan(bits), bits.dtype.type(1e4), bits)
-        elif bits.dtype == np.uint16:
-            bits = np.where(bits & 0x7FFF > 0x7F80, np.uint16(0x7FC0), bits)
-        whole.update(bits.tobytes())
-    return whole.hexdigest()[:16]
+if __name__ == "__main__":
+    main()
