@@ -1,9 +1,23 @@
-"""How FlowSpec starts Python anew: with the modules that this process has, wherever it stands."""
+"""How FlowSpec starts Python anew, with the modules that this process has, wherever it stands; what such a
+child says, and how it ended."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import selectors
+import signal
+import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+
+SILENT_S = 1.0
+END_S = 5.0
+"""How long a child may take to end after it has closed its output."""
+ERROR_CHARS_MAX = 300
+"""Of what a child that failed said last."""
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
@@ -19,3 +33,41 @@ def python_module(module: str, *arguments: str) -> list[str]:
         f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     )
     return [sys.executable, "-c", run, *arguments]
+
+
+def words(child: subprocess.Popen[bytes], left_s: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    """What a child says in lines of JSON, until it has ended or no time is left; an empty word whenever it
+    was silent for `SILENT_S`."""
+    assert child.stdout is not None
+    descriptor, text = child.stdout.fileno(), b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        while (wait_s := left_s()) > 0:
+            if not selector.select(min(wait_s, SILENT_S)):
+                yield {}
+                continue
+            chunk = os.read(descriptor, 65536)
+            if not chunk:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    child.wait(END_S)
+                return
+            *lines, text = (text + chunk).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):  # a library's own
+                    word = json.loads(line)
+                    yield from [word] if isinstance(word, dict) else []
+
+
+def ending(status: int, errors: IO[bytes] | None = None) -> str:
+    """How a process ended, with its last line of `errors` where it failed by itself."""
+    if status < 0:
+        number = signal.Signals(-status)
+        known = "ran an instruction that this processor does not have"
+        killed = ", as where memory runs out" if number is signal.SIGKILL else ""
+        return known if number is signal.SIGILL else f"ended by {number.name}{killed}"
+    lines: list[str] = []
+    if status and errors is not None:
+        errors.seek(0)
+        lines = errors.read()[-10_000:].decode("utf-8", "replace").strip().splitlines()
+    said = "".join(letter for letter in lines[-1] if letter.isprintable())[:ERROR_CHARS_MAX] if lines else ""
+    return f"ended with status {status}{said and ': '}{said}"

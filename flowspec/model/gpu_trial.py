@@ -7,10 +7,8 @@ same bits whatever rows run beside it.
 
 from __future__ import annotations
 
-import json
-import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -19,6 +17,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED, is_packed
 from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.cases import say
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
 from flowspec.model.arithmetic.packed import Q4_0, packed
 from flowspec.model.device_errors import is_out_of_memory
@@ -26,7 +25,6 @@ from flowspec.model.gpu import DTYPES, Gpu, allow_library, arithmetics_of, array
 from flowspec.model.parts import Linear
 from flowspec.model.rounding import ROUNDINGS, spread
 
-LIMIT_S = 120
 SHAPES = ((64, 48), (512, 320), (2080, 34), (4096, 32))
 """Inputs and outputs of matrices: blocks with and without a rest."""
 ROW_COUNTS = (1, 2, 3, 5, 8, 16, 17, 31, 32, 129)
@@ -39,32 +37,29 @@ FUNCTIONS = ("silu", "gelu_tanh", "tanh", "sigmoid")
 
 
 def main() -> None:
-    dtype, device = sys.argv[1], sys.argv[2]
+    dtype, device = sys.argv[1:]
     compute_precisely()  # as slices are computed
-    _say(share=0.0)
+    say(share=0.0)
     try:
         arithmetics = arithmetics_of(dtype, device)
+        fault = next(filter(None, _faults(dtype, device, arithmetics)), "")
     except InputError as error:
-        _say(fault=str(error))
-        return
+        say(fault=str(error))
+    except (RuntimeError, MemoryError) as error:  # how torch tells what it cannot do here
+        say(fault=f"it fails: {first_line(error)}", may_pass=is_out_of_memory(error))
+    else:
+        say(fault=fault, arithmetics=arithmetics)
+
+
+def _faults(dtype: str, device: str, arithmetics: Sequence[str]) -> Iterator[str]:
     try:
         library = allow_library(device)
     except OSError:  # torch's operations take its place, and have the same bits
         library = None
-    try:
-        fault = "" if library is None else library_fault(library, torch.device(device))
-        for arithmetic in arithmetics if not fault else ():
-            fault = fault or product_fault(dtype, arithmetic, device)
-    except (RuntimeError, MemoryError, InputError) as error:  # how torch tells what it cannot do here
-        _say(fault=f"it fails: {first_line(error)}", may_pass=is_out_of_memory(error))
-        return
-    _say(fault=fault, arithmetics=arithmetics)
-
-
-def _say(**word: object) -> None:
-    """A line for the parent. What hangs long after it was given up has no parent: it ends."""
-    signal.alarm(int(2 * LIMIT_S))
-    print(json.dumps(word), flush=True)
+    if library is not None:
+        yield library_fault(library, torch.device(device))
+    for arithmetic in arithmetics:
+        yield product_fault(dtype, arithmetic, device)
 
 
 @torch.inference_mode()
@@ -86,10 +81,9 @@ def _computed(
         return torch.randn(shape, generator=generator).to(dtype)
 
     for name, dtype in DTYPES.items():
-        _say(share=0.1)
-        numbers = torch.cat([20 * some(1007), torch.tensor([0.0, -86.1, 89.0, torch.inf, -torch.inf])]).to(
-            dtype
-        )
+        say(share=0.1)
+        edges = torch.tensor([0.0, -86.1, 89.0, torch.inf, -torch.inf])
+        numbers = torch.cat([20 * some(1007), edges]).to(dtype)
         there = numbers.to(device)
         for function in FUNCTIONS:
             expected = plain.FUNCTIONS[function](numbers.float()).to(dtype)
@@ -139,7 +133,7 @@ def product_fault(dtype: str, arithmetic: str, device: str) -> str:
     generator, activations = torch.Generator().manual_seed(1), ACTIVATIONS[dtype]
     own, engine = DTYPES[activations], Gpu(dtype, arithmetic, "cast, scale", device)
     for place, (inputs, outputs) in enumerate(SHAPES):
-        _say(share=0.2 + 0.2 * place)
+        say(share=0.2 + 0.2 * place)
         weights = torch.randn((outputs, inputs), generator=generator) * inputs**-0.5
         rows = torch.randn((max(ROW_COUNTS), inputs), generator=generator).to(own)
         if is_packed(dtype):

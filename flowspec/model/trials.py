@@ -12,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
+import importlib.metadata
 import json
-import logging
-import os
+import math
 import platform
-import selectors
+import re
 import signal
 import subprocess
 import tempfile
@@ -25,9 +24,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
 
-from flowspec.child_process import python_module
+from flowspec.child_process import ending, python_module, words
 from flowspec.core.protocol.precision import FILED, is_packed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
@@ -41,14 +39,10 @@ GPU_CHILD = tuple(python_module("flowspec.model.gpu_trial"))
 CHILD_S = 120.0
 """How long a child may give no sign of life. The first comes after it has imported what it needs: torch from
 a slow card takes most of a minute."""
-TELL_S = 1.0
-ERROR_CHARS_MAX = 300
-"""Of what a child that failed said last."""
-_DRIVER_FILES = ("/proc/driver/nvidia/version", "/etc/nv_tegra_release", "/proc/device-tree/model")
-_GPU_FILES = "/proc/driver/nvidia/gpus/*/information"
+_DRIVER_FILES = ("proc/driver/nvidia/version", "etc/nv_tegra_release", "proc/device-tree/model")
+_GPU_FILES = "proc/driver/nvidia/gpus/*/information"
 _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
 """Signals that come from outside, as from the system where memory runs out: none is a kernel's own fault."""
-log = logging.getLogger("flowspec.kernels")
 
 
 class NoRightKernelError(InputError):
@@ -63,7 +57,7 @@ class Verdict:
     fault: str
     may_pass: bool = False
     has_pairs: bool = False
-    arithmetics: tuple[str, ...] = ()
+    arithmetics: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,100 +165,59 @@ def prepare(tell: Tell = lambda share: None) -> tuple[Verdict, str]:
 
 
 def _gpu_arithmetics(dtype: str, device: str, tell: Tell) -> tuple[str, ...]:
-    content = json.dumps([dtype, device, _driver(), _torch_build()])
+    content = json.dumps([dtype, device, _driver(), torch_version()])
     name = f"{dtype}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
     verdict = _verdict(name, [*GPU_CHILD, dtype, device], tell)
     if verdict.fault:
         instead = f"use another --dtype ({'float32' if dtype == FILED else 'bfloat16'}), or --device cpu"
         text = f"{dtype} does not run right on {device} with torch {torch_version()}: {verdict.fault}"
         raise NoRightKernelError(f"{text}; {instead}")
-    return verdict.arithmetics
+    return tuple(verdict.arithmetics)
 
 
 def _verdict(name: str, command: Sequence[str], tell: Tell) -> Verdict:
     """That of a child, or what it said earlier on this machine."""
-
-    def read(kept: Any) -> Verdict:
-        return Verdict(**{**kept, "arithmetics": tuple(kept["arithmetics"])})
-
-    golden = Path(build.SOURCE).with_name("golden.json").read_bytes()
+    golden = Path(build.__file__).with_name("golden.json").read_bytes()
     key = hashlib.sha256(_processor_block().encode() + golden).hexdigest()[:12]
-    path = cache_folder() / "kernels" / f"{name}-{key}.json"
-    telling = _telling(TRYING, tell)
-    found = read_own(path, read)
-    if found is not None:
-        return found
+    path, telling = cache_folder() / "kernels" / f"{name}-{key}.json", _telling(TRYING, tell)
     with locked(path, lambda: telling(0.0)):
-        found = read_own(path, read)
+        found = read_own(path, lambda kept: Verdict(**kept))
         if found is None:
             found = _listen(command, telling)
             if not found.may_pass:
                 with contextlib.suppress(OSError):  # it is tried again next time
                     write_own(path, asdict(found))
-    telling(1.0)
+            telling(1.0)
     return found
 
 
 def _listen(command: Sequence[str], tell: Tell) -> Verdict:
-    heard_s, share, text = time.monotonic(), 0.0, b""
+    heard_s, share = time.monotonic(), 0.0
     with (
         tempfile.TemporaryFile() as errors,
         subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child,
-        selectors.DefaultSelector() as selector,
     ):
-        assert child.stdout is not None
         try:
-            selector.register(child.stdout, selectors.EVENT_READ)
-            while True:
-                tell(share)
-                if not selector.select(TELL_S):
-                    if time.monotonic() - heard_s <= CHILD_S:
-                        continue
-                    return Verdict(fault=f"gave no sign of life for {CHILD_S:.0f} s", may_pass=True)
-                chunk = os.read(child.stdout.fileno(), 65536)
-                if not chunk:
-                    status = child.wait()
-                    return Verdict(fault=ending(status, errors), may_pass=-status in _OUTSIDE)
-                *lines, text = (text + chunk).split(b"\n")
-                for word in filter(None, map(word_of, lines)):
-                    if "fault" in word:
-                        arithmetics = tuple(word.pop("arithmetics", ()))
-                        return Verdict(arithmetics=arithmetics, **word)
+            tell(share)
+            for word in words(child, lambda: math.inf):
+                if "fault" in word:
+                    return Verdict(**word)
+                if word:
                     heard_s, share = time.monotonic(), word.get("share", share)
+                elif time.monotonic() - heard_s > CHILD_S:
+                    return Verdict(fault=f"gave no sign of life for {CHILD_S:.0f} s", may_pass=True)
+                tell(share)
+            status = child.wait()
+            return Verdict(fault=ending(status, errors), may_pass=-status in _OUTSIDE)
         finally:
             child.kill()
 
 
-def word_of(line: bytes) -> dict[str, Any] | None:
-    """What a child says in a line; None for a line of a library's."""
-    try:
-        word = json.loads(line)
-    except ValueError:
-        return None
-    return word if isinstance(word, dict) else None
-
-
-def ending(status: int, errors: IO[bytes] | None = None) -> str:
-    """How a process ended, with its last line of `errors` where it failed by itself."""
-    if status < 0:
-        number = signal.Signals(-status)
-        known = "ran an instruction that this processor does not have"
-        killed = ", as where memory runs out" if number is signal.SIGKILL else ""
-        return known if number is signal.SIGILL else f"ended by {number.name}{killed}"
-    lines: list[str] = []
-    if status and errors is not None:
-        errors.seek(0)
-        lines = errors.read()[-10_000:].decode("utf-8", "replace").strip().splitlines()
-    said = "".join(letter for letter in lines[-1] if letter.isprintable())[:ERROR_CHARS_MAX] if lines else ""
-    return f"ended with status {status}{said and ': '}{said}"
-
-
 def processor() -> str:
-    fields = dict(line.split(":", 1) for line in _processor_block().splitlines() if ":" in line)
-    named = {key.strip(): value.strip() for key, value in fields.items()}
-    part = named.get("CPU part")
-    machine = platform.machine()
-    return named.get("model name") or (f"{machine} (CPU part {part})" if part else machine)
+    """What this machine's processor is called."""
+    named = dict(re.findall(r"^(\w[^:]*?)\s*:\s*(.*\S)", _processor_block(), re.MULTILINE))
+    part = f" (CPU part {named['CPU part']})" if "CPU part" in named else ""
+    return named.get("model name") or platform.machine() + part
 
 
 @functools.cache
@@ -281,7 +234,7 @@ def _processor_block() -> str:
 
 def _driver(root: Path = Path("/")) -> str:
     """What tells one GPU and its driver from another, as far as it can be had without CUDA."""
-    paths = [root / name.lstrip("/") for name in _DRIVER_FILES] + sorted(root.glob(_GPU_FILES.lstrip("/")))
+    paths = [root / name for name in _DRIVER_FILES] + sorted(root.glob(_GPU_FILES))
     found = []
     for path in paths:
         with contextlib.suppress(OSError):
@@ -290,21 +243,9 @@ def _driver(root: Path = Path("/")) -> str:
     return "\n".join(found)
 
 
-@functools.cache
-def _torch_build() -> str:
-    """The file in which torch's build writes down its version, commit and CUDA; empty without torch."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
-    try:
-        return (Path(spec.origin).parent / "version.py").read_text("utf-8")
-    except OSError:
-        return ""
-
-
 def torch_version() -> str:
     """Of the torch that is installed, without importing it."""
-    for line in _torch_build().splitlines():
-        if line.startswith("__version__"):
-            return line.split("=", 1)[1].strip(" '\"")
-    return "(none)"
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "(none)"

@@ -19,9 +19,9 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from flowspec.child_process import ending
 from flowspec.errors import FlowSpecError
 from flowspec.model.device_errors import tells_of_memory
-from flowspec.model.trials import ending
 from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.emulation import devices_from_json

@@ -195,7 +195,7 @@ def test_a_gpu_takes_the_kernels_that_it_can_do(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("dtype", [*DTYPES, *ROUNDINGS, FILED])
 def test_products_of_a_gpu_are_tried(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_trial, "SHAPES", gpu_trial.SHAPES[:2])
-    monkeypatch.setattr(gpu_trial, "_say", lambda **word: None)
+    monkeypatch.setattr(gpu_trial, "say", lambda **word: None)
     assert gpu_trial.product_fault(dtype, "plain", "cpu") == ""
     linear = gpu.multiplied
     most = max(gpu_trial.ROW_COUNTS)

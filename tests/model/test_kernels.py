@@ -114,7 +114,6 @@ def test_a_build_for_less_of_the_processor_takes_the_place_of_one_that_is_broken
     assert [each[0] for each in compiled.Call._fields_].index("rows") == 8, "the shim reads it there"
     broken, shares = shim(does, tmp_path), list[float]()
     builds(monkeypatch, broken, RIGHT)
-    monkeypatch.setattr(trials, "TELL_S", 0.1)
     if "no sign" in FAULTS[does]:
         monkeypatch.setattr(trials, "CHILD_S", 1.0)
     found = run_trial("int8", "cpu", shares.append)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import subprocess
 import tempfile
@@ -19,9 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flowspec.child_process import python_module
+from flowspec.child_process import ending, python_module, words
 from flowspec.core.protocol.precision import OF_ANY_MODEL
-from flowspec.model.trials import ending, word_of
 
 SECONDS = 300.0
 """How long all steps may take together, unless another time is asked for: on a server with an H200 two
@@ -30,8 +28,6 @@ SHARES = {"torch": 0.5, "plain": 0.5, "kernels": 0.4, "slice": 0.5, "verify": 0.
 """Of that time, how much one part of a step may take."""
 START_FACTOR = 1.5
 """A step is not begun with less time than so many times what the first one took to start."""
-END_S = 5.0
-"""How long a process may take to end after its last word."""
 DTYPES = tuple(sorted(OF_ANY_MODEL, key=lambda name: name == "float16"))
 """The one that is used least is the last."""
 COMMAND = tuple(python_module("flowspec.bench.accelerator.steps"))
@@ -142,7 +138,7 @@ class Check:
         command = [*self._command, *arguments]
         with tempfile.TemporaryFile() as errors, started(command, environment, errors) as child:
             at, watch = 0, Stopwatch()
-            for word in _words(child, lambda: min(self.left_s, limit_s - watch.s)):
+            for word in words(child, lambda: min(self.left_s, limit_s - watch.s)):
                 if "found" not in word and "fault" not in word:
                     continue
                 spent_s = watch.s
@@ -193,21 +189,3 @@ def started(
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
-
-
-def _words(child: subprocess.Popen[bytes], left_s: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """What a step says, until it ends or its time is over."""
-    assert child.stdout is not None
-    descriptor, text = child.stdout.fileno(), b""
-    with selectors.DefaultSelector() as selector:
-        selector.register(descriptor, selectors.EVENT_READ)
-        while (wait_s := left_s()) > 0:
-            if not selector.select(wait_s):
-                continue
-            chunk = os.read(descriptor, 65536)
-            if not chunk:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(END_S)
-                return
-            *lines, text = (text + chunk).split(b"\n")
-            yield from filter(None, map(word_of, lines))
