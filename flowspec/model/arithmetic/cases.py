@@ -43,6 +43,21 @@ CACHED = 70
 HEADS, KV_HEADS, EXPERTS, TOKENS = 4, 2, 6, 40
 CONVOLUTION = Convolution(length=3)
 DELTA = DeltaRule(key_heads=2, heads=4, key_width=16, value_width=20, length=4)
+HELD: dict[Any, dict[str, Any]] = {
+    None: {},
+    CONVOLUTION: {"window": CONVOLUTION.length, "inputs": HEADS * 24},
+    DELTA: {"window": DELTA.length, "inputs": DELTA.inputs, "state": DELTA.value_numbers * DELTA.key_width},
+}
+"""By what is in the place of attention, what a layer of rows of 96 numbers holds of tokens."""
+MIXTURES: tuple[dict[str, Any], ...] = (
+    {"has_shared": True, "is_shared_gated": True},
+    {},
+    {"limit": 0.7},
+    {"has_shared": True, "groups": 2},
+)
+"""What is otherwise where experts are chosen in each way."""
+Size = int | tuple[int, int] | list[int]
+"""The width of a norm, the inputs and outputs of a linear layer, or the shape of numbers in float32."""
 
 
 def main() -> None:
@@ -147,12 +162,8 @@ class Case:
         self, name: str, kind: str, matrices: str, dense: dict[str, Any], cached: str = "", width: int = 24
     ) -> None:
         own = Dense(**{"scale": 0.25, "activation": "silu", **dense})
-        held: dict[str, Any] = {} if own.mixer is None else {"window": own.mixer.length}
-        if own.mixer == DELTA:
-            held |= {"inputs": DELTA.inputs, "state": DELTA.heads * DELTA.key_width * DELTA.value_width}
-        elif own.mixer == CONVOLUTION:
-            held["inputs"] = HEADS * width
-        self.spec = LayerSpec(heads=HEADS, kv=Heads(count=KV_HEADS, width=width), source=0, dense=own, **held)
+        kv = Heads(count=KV_HEADS, width=width)
+        self.spec = LayerSpec(heads=HEADS, kv=kv, source=0, dense=own, **HELD[own.mixer])
         self.name, self.kind, self.cached = f"{name} {kind}", kind, cached or kind
         self.how, self.hidden = NORMS[(KINDS.index(kind) + len(name)) % len(NORMS)], HEADS * width
         self.parts: dict[str, Any] = {}
@@ -163,95 +174,81 @@ class Case:
         """Numbers are drawn in this order."""
         hidden, queries, keys = self.hidden, HEADS * width, KV_HEADS * width
         around = dense.norm_before_attention, dense.norm_after_attention
-        self._norms(hidden, *around, dense.norm_before_mlp, dense.norm_after_mlp)
+        norms = *around, dense.norm_before_mlp, dense.norm_after_mlp
+        self._add("", **dict.fromkeys(filter(None, norms), hidden))
         if dense.mixer == CONVOLUTION:
-            self._linears("conv.", in_proj=(hidden, 3 * hidden), out_proj=(hidden, hidden))
-            self._vectors("conv.", taps=(CONVOLUTION.length, hidden), bias=(hidden,))
+            self._add("conv.", in_proj=(hidden, 3 * hidden), out_proj=(hidden, hidden))
+            self._add("conv.", taps=[CONVOLUTION.length, hidden], bias=[hidden])
         elif dense.mixer == DELTA:
             mixed, heads, values = DELTA.inputs - 2 * DELTA.heads, DELTA.heads, DELTA.value_numbers
-            sizes = {"in_proj_qkv": mixed, "in_proj_b": heads, "in_proj_a": heads, "in_proj_z": values}
-            self._linears("linear_attn.", **{name: (hidden, size) for name, size in sizes.items()})
-            self._linears("linear_attn.", out_proj=(values, hidden))
-            self._norms(DELTA.value_width, "linear_attn.norm")
-            self._vectors("linear_attn.", taps=(DELTA.length, mixed), rates=(2 * heads,))
+            self._add("linear_attn.", in_proj_qkv=(hidden, mixed), in_proj_b=(hidden, heads))
+            self._add("linear_attn.", in_proj_a=(hidden, heads), in_proj_z=(hidden, values))
+            self._add("linear_attn.", out_proj=(values, hidden), norm=DELTA.value_width)
+            self._add("linear_attn.", taps=[DELTA.length, mixed], rates=[2 * heads])
         elif self._matrices == "digits":
-            self._linears("self_attn.", qkv_proj=(hidden, queries + 2 * keys))
+            self._add("self_attn.", qkv_proj=(hidden, queries + 2 * keys))
             self.parts["self_attn.sinks"] = self._source.numbers("float32", HEADS, scale=3.0)
         else:
-            q_proj = hidden, queries * (1 + dense.is_gated)
-            self._linears("self_attn.", q_proj=q_proj, k_proj=(hidden, keys), v_proj=(hidden, keys))
-        self._linears("self_attn.", o_proj=(queries, hidden))
-        is_by_head = dense.query_norm == "head"
-        self._norms(width if is_by_head else queries, "self_attn.q_norm")
-        self._norms(width if is_by_head else keys, "self_attn.k_norm")
-        self._norms(width, "self_attn.v_norm")
+            self._add("self_attn.", q_proj=(hidden, queries * (1 + dense.is_gated)))
+            self._add("self_attn.", k_proj=(hidden, keys), v_proj=(hidden, keys))
+        normed = (width, width) if dense.query_norm == "head" else (queries, keys)
+        self._add("self_attn.", o_proj=(queries, hidden), q_norm=normed[0], k_norm=normed[1], v_norm=width)
         if dense.mixture is None or dense.mixture.is_parallel:
-            self._mlp("mlp.", neurons)
+            self._add_mlp("mlp.", neurons)
         if dense.mixture is not None:
-            self._mixture(dense.mixture, neurons)
-        if dense.input_width:
-            size = dense.input_width
+            self._add_mixture(dense.mixture, neurons)
+        if size := dense.input_width:
             table = Plain(self._source.numbers(self.kind, TOKENS, size))
-            self.parts["layer_input.table"] = Table(matrix=table, factor=1.5)
-            self._linears("layer_input.", projection=(hidden, size))
-            self._norms(size, "layer_input.norm")
-            self._linears("", per_layer_input_gate=(hidden, size), per_layer_projection=(size, hidden))
-            self._norms(hidden, "post_per_layer_input_norm")
-            self.parts["layer_scalar"] = 0.75
+            self.parts |= {"layer_input.table": Table(matrix=table, factor=1.5), "layer_scalar": 0.75}
+            self._add("layer_input.", projection=(hidden, size), norm=size)
+            self._add("per_layer_", input_gate=(hidden, size), projection=(size, hidden))
+            self._add("", post_per_layer_input_norm=hidden)
 
-    def _mlp(self, name: str, neurons: int) -> None:
-        self._linears(name, down_proj=(neurons, self.hidden))
+    def _add_mlp(self, name: str, neurons: int) -> None:
+        self._add(name, down_proj=(neurons, self.hidden))
         if self._matrices == "digits":
-            self._linears(name, gate_up_proj=(self.hidden, 2 * neurons))
+            self._add(name, gate_up_proj=(self.hidden, 2 * neurons))
         else:
-            self._linears(name, gate_proj=(self.hidden, neurons), up_proj=(self.hidden, neurons))
+            self._add(name, gate_proj=(self.hidden, neurons), up_proj=(self.hidden, neurons))
 
-    def _mixture(self, mixture: Mixture, neurons: int) -> None:
+    def _add_mixture(self, mixture: Mixture, neurons: int) -> None:
         hidden, name = self.hidden, "" if mixture.is_parallel else "mlp."
         is_scaled = mixture.router == "scaled softmax to 1"
         self.parts[f"{name}router"] = RouterPart(
-            weights=self._own(EXPERTS, hidden),
-            bias=self._own(EXPERTS) if mixture.router == "softmax of chosen" else None,
+            weights=self._source.numbers(self.kind, EXPERTS, hidden),
+            bias=self._source.numbers(self.kind, EXPERTS) if mixture.router == "softmax of chosen" else None,
             correction=self._source.numbers("float32", EXPERTS) if mixture.router == "sigmoid" else None,
-            norm=self._norm(hidden) if is_scaled else None,
+            norm=self._part(hidden) if is_scaled else None,
             factor=0.25,
             scales=self._source.numbers("float32", EXPERTS) if is_scaled else None,
         )
         for leaf, inputs, outputs in (("gate_up", hidden, 2 * neurons), ("down", neurons, hidden)):
-            linears = tuple(self._linear(inputs, outputs, has_bias=False) for _ in range(EXPERTS))
-            self.parts[f"{name}experts.{leaf}_proj"] = Stack(
-                linears=linears, bias=self._own(EXPERTS, outputs)
-            )
+            matrices = [self._matrix(inputs, outputs) for _ in range(EXPERTS)]
+            linears = tuple(Linear(inputs=inputs, matrices=(matrix,)) for matrix in matrices)
+            bias = self._source.numbers(self.kind, EXPERTS, outputs)
+            self.parts[f"{name}experts.{leaf}_proj"] = Stack(linears=linears, bias=bias)
         if mixture.has_shared:
-            self._mlp(f"mlp.shared_expert{'' if mixture.is_shared_gated else 's'}.", neurons)
+            self._add_mlp("mlp.shared_expert." if mixture.is_shared_gated else "mlp.shared_experts.", neurons)
         if mixture.is_shared_gated:
-            self._linears("mlp.", shared_expert_gate=(hidden, 1))
+            self._add("mlp.", shared_expert_gate=(hidden, 1))
         if mixture.is_parallel:
-            around = "post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"
-            self._norms(hidden, *around, "post_feedforward_layernorm_2")
+            self._add("", post_feedforward_layernorm_1=hidden)
+            self._add("", pre_feedforward_layernorm_2=hidden, post_feedforward_layernorm_2=hidden)
 
-    def _linears(self, stem: str, **sizes: tuple[int, int]) -> None:
-        """Linear layers of so many inputs and outputs."""
-        for name, (inputs, outputs) in sizes.items():
-            self.parts[stem + name] = self._linear(inputs, outputs)
+    def _add(self, stem: str, **sizes: Size) -> None:
+        self.parts |= {stem + name: self._part(size) for name, size in sizes.items()}
 
-    def _linear(self, inputs: int, outputs: int, has_bias: bool = True) -> Linear:
-        matrix = self._source.matrix(self._matrices, self.kind, inputs, outputs)
-        return Linear(inputs=inputs, matrices=(matrix,), bias=self._own(outputs) if has_bias else None)
+    def _part(self, size: Size) -> Any:
+        if isinstance(size, list):
+            return self._source.numbers("float32", *size)
+        if isinstance(size, int):
+            return NormPart(weights=self._source.numbers(self.kind, size), eps=1e-6)
+        inputs, outputs = size
+        matrix, bias = self._matrix(*size), self._source.numbers(self.kind, outputs)
+        return Linear(inputs=inputs, matrices=(matrix,), bias=bias)
 
-    def _norms(self, width: int, *names: str) -> None:
-        for name in filter(None, names):
-            self.parts[name] = self._norm(width)
-
-    def _norm(self, width: int) -> NormPart:
-        return NormPart(weights=self._own(width), eps=1e-6)
-
-    def _vectors(self, stem: str, **shapes: tuple[int, ...]) -> None:
-        for name, shape in shapes.items():
-            self.parts[stem + name] = self._source.numbers("float32", *shape)
-
-    def _own(self, *shape: int) -> Array:
-        return self._source.numbers(self.kind, *shape)
+    def _matrix(self, inputs: int, outputs: int) -> Matrix:
+        return self._source.matrix(self._matrices, self.kind, inputs, outputs)
 
 
 def cases(has_pairs: bool) -> Iterator[Case]:
@@ -265,19 +262,9 @@ def cases(has_pairs: bool) -> Iterator[Case]:
         yield Case("gated", kind, "linear", {**others, **gated}, cached="int8")
         yield Case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION})
         yield Case("delta", kind, "linear", {**others, "mixer": DELTA})
-        for place, (router, *_) in enumerate(HOW_CHOSEN):
-            mixture = Mixture(
-                router=router,
-                experts=EXPERTS,
-                chosen=2,
-                is_normed=number != 2,
-                factor=1.5,
-                groups=2 if place == 3 else 1,
-                has_shared=place in (0, 3),
-                is_shared_gated=place == 0,
-                limit=0.7 if place == 2 else 0.0,
-                slope=1.7,
-            )
+        for place, ((router, *_), more) in enumerate(zip(HOW_CHOSEN, MIXTURES, strict=True)):
+            own: dict[str, Any] = {"router": router, "is_normed": number != 2, **more}
+            mixture = Mixture(experts=EXPERTS, chosen=2, factor=1.5, slope=1.7, **own)
             stacks = ("linear", "digits", "Q4_0", "MXFP4")[(place + number) % 4]
             yield Case(f"experts by {router}", kind, stacks, {**others, "mixture": mixture})
         parallel = Mixture(router="scaled softmax to 1", experts=EXPERTS, chosen=3, is_parallel=True)
