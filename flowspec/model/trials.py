@@ -22,6 +22,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -89,45 +90,34 @@ class Trial:
 _found: dict[tuple[str, str], Trial] = {}
 _library: tuple[Verdict, str] | None = None
 """What this process knows already; a processor does not change."""
-Tell = Callable[[float], None]
-"""Told now and then how far a trial has come, from 0 to 1, so that a user sees that it goes on."""
 Look = Callable[[str, float], None]
-"""The same, with what is done: `COMPILING` or `TRYING`."""
+"""Told now and then what is done, `COMPILING` or `TRYING`, and how far it has come, from 0 to 1."""
 COMPILING, TRYING = "compiling kernels", "trying kernels"
-_onlookers: list[Look] = []
+_look: ContextVar[Look] = ContextVar("look", default=lambda doing, share: None)
 
 
 @contextlib.contextmanager
 def shown_to(look: Look) -> Iterator[None]:
-    """Tells of all trials of this process, also of those that begin where a drafter is loaded, far from
-    the command that waits."""
-    _onlookers.append(look)
+    """Tells of all trials in this block, also of those that begin where a drafter is loaded, far from the
+    command that waits."""
+    token = _look.set(look)
     try:
         yield
     finally:
-        _onlookers.remove(look)
+        _look.reset(token)
 
 
-def _telling(doing: str, tell: Tell) -> Tell:
-    def both(share: float) -> None:
-        tell(share)
-        for look in tuple(_onlookers):
-            look(doing, share)
-
-    return both
-
-
-def run_trial(dtype: str, device: str, tell: Tell = lambda share: None) -> Trial:
+def run_trial(dtype: str, device: str) -> Trial:
     """Which arithmetics of a precision are right on a device of this machine (`cpu`, `cuda:0`), tried now if
     they were not before. Raises `NoRightKernelError`, and `InputError` where nothing can be computed here."""
     known = _found.get((dtype, device))
     if known is not None:
         return known
-    verdict, slowed_by = prepare(tell)
+    verdict, slowed_by = prepare()
     if device == "cpu":
         arithmetics = _cpu_arithmetics(dtype, verdict.has_pairs)
     else:
-        arithmetics = _gpu_arithmetics(dtype, device, tell)
+        arithmetics = _gpu_arithmetics(dtype, device)
     found = Trial(dtype=dtype, device=device, arithmetics=arithmetics, slowed_by=slowed_by)
     _found[dtype, device] = found
     return found
@@ -139,7 +129,7 @@ def _cpu_arithmetics(dtype: str, has_pairs: bool) -> tuple[str, ...]:
     return (PAIRS16, LANES16) if dtype == "bfloat16" and has_pairs else (LANES16,)
 
 
-def prepare(tell: Tell = lambda share: None) -> tuple[Verdict, str]:
+def prepare() -> tuple[Verdict, str]:
     """Has this process use a build of `canonical.c` that was tried, and says why it is not the best one, or
     nothing. Raises `InputError` where none can be built, `NoRightKernelError` where none is right."""
     global _library
@@ -147,12 +137,12 @@ def prepare(tell: Tell = lambda share: None) -> tuple[Verdict, str]:
         return _library
     faults: list[str] = []
     for level in build.levels():
-        path = build.build(level, _telling(COMPILING, tell))
+        path = build.build(level, functools.partial(_look.get(), COMPILING))
         if path is None:
             raise InputError(
                 f"FlowSpec computes with kernels that it compiles once, and cannot here: {build.why_not()}"
             )
-        verdict = _verdict(path.stem, [*CHILD, str(path)], tell)
+        verdict = _verdict(path.stem, [*CHILD, str(path)])
         if not verdict.fault:
             build.allow(path)
             _library = verdict, "; ".join(faults)
@@ -164,10 +154,10 @@ def prepare(tell: Tell = lambda share: None) -> tuple[Verdict, str]:
     )
 
 
-def _gpu_arithmetics(dtype: str, device: str, tell: Tell) -> tuple[str, ...]:
+def _gpu_arithmetics(dtype: str, device: str) -> tuple[str, ...]:
     content = json.dumps([dtype, device, _driver(), torch_version()])
     name = f"{dtype}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
-    verdict = _verdict(name, [*GPU_CHILD, dtype, device], tell)
+    verdict = _verdict(name, [*GPU_CHILD, dtype, device])
     if verdict.fault:
         instead = f"use another --dtype ({'float32' if dtype == FILED else 'bfloat16'}), or --device cpu"
         text = f"{dtype} does not run right on {device} with torch {torch_version()}: {verdict.fault}"
@@ -175,23 +165,23 @@ def _gpu_arithmetics(dtype: str, device: str, tell: Tell) -> tuple[str, ...]:
     return tuple(verdict.arithmetics)
 
 
-def _verdict(name: str, command: Sequence[str], tell: Tell) -> Verdict:
+def _verdict(name: str, command: Sequence[str]) -> Verdict:
     """That of a child, or what it said earlier on this machine."""
     golden = Path(build.__file__).with_name("golden.json").read_bytes()
     key = hashlib.sha256(_processor_block().encode() + golden).hexdigest()[:12]
-    path, telling = cache_folder() / "kernels" / f"{name}-{key}.json", _telling(TRYING, tell)
-    with locked(path, lambda: telling(0.0)):
+    path, tell = cache_folder() / "kernels" / f"{name}-{key}.json", functools.partial(_look.get(), TRYING)
+    with locked(path, lambda: tell(0.0)):
         found = read_own(path, lambda kept: Verdict(**kept))
         if found is None:
-            found = _listen(command, telling)
+            found = _listen(command, tell)
             if not found.may_pass:
                 with contextlib.suppress(OSError):  # it is tried again next time
                     write_own(path, asdict(found))
-            telling(1.0)
+            tell(1.0)
     return found
 
 
-def _listen(command: Sequence[str], tell: Tell) -> Verdict:
+def _listen(command: Sequence[str], tell: Callable[[float], None]) -> Verdict:
     heard_s, share = time.monotonic(), 0.0
     with (
         tempfile.TemporaryFile() as errors,

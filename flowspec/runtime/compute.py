@@ -40,7 +40,7 @@ from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, Unexpected
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.arithmetic.arrays import DTYPES, Array
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
-from flowspec.model.trials import run_trial
+from flowspec.model.trials import run_trial, shown_to
 from flowspec.runtime.background_loader import BackgroundLoader
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
@@ -312,7 +312,8 @@ class ComputeThread:
 
     def _try_kernels(self, dtype: str, device: str) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
-        found = run_trial(dtype, device, partial(self.channel.tell, "trying kernels"))
+        with shown_to(lambda doing, share: self.channel.tell("trying kernels", share)):
+            found = run_trial(dtype, device)
         if found.detour and found.detour not in self._detours:
             self._detours.add(found.detour)
             log.warning("%s", found.detour)

@@ -116,7 +116,8 @@ def test_a_build_for_less_of_the_processor_takes_the_place_of_one_that_is_broken
     builds(monkeypatch, broken, RIGHT)
     if "no sign" in FAULTS[does]:
         monkeypatch.setattr(trials, "CHILD_S", 1.0)
-    found = run_trial("int8", "cpu", shares.append)
+    with trials.shown_to(lambda doing, share: shares.append(share)):
+        found = run_trial("int8", "cpu")
     assert build.allowed() == RIGHT
     assert found.arithmetics == (DIGITS,)
     assert found.slowed_by.startswith(f"kernels that were compiled with -march=0: {FAULTS[does]}")
@@ -185,7 +186,7 @@ def test_whoever_waits_for_a_trial_of_another_process_says_so(monkeypatch: pytes
     class Ended(Exception):
         pass
 
-    def tell(share: float) -> None:
+    def look(doing: str, share: float) -> None:
         raise Ended
 
     run_trial("int8", "cpu")
@@ -193,8 +194,8 @@ def test_whoever_waits_for_a_trial_of_another_process_says_so(monkeypatch: pytes
     path.unlink()
     monkeypatch.setattr(trials, "_library", None)
     monkeypatch.setattr(trials, "_found", {})
-    with locked(path), pytest.raises(Ended):
-        run_trial("int8", "cpu", tell)
+    with locked(path), trials.shown_to(look), pytest.raises(Ended):
+        run_trial("int8", "cpu")
 
 
 def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(

@@ -19,11 +19,12 @@ from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.host_memory import host_memory
 from flowspec.model.arithmetic.compiled import threads
 from flowspec.model.files import ModelFiles
-from flowspec.model.trials import Tell, prepare, run_trial
+from flowspec.model.trials import prepare, run_trial, shown_to
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.board import read_board
 from flowspec.runtime.health.interfaces import interface_of
 from flowspec.runtime.health.own_speed import own_speed
+from flowspec.runtime.health.question_worker import Tell
 from flowspec.runtime.links import BRIEF, GLANCE, LinkEffort, measure_links
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyring import Keyring
@@ -120,13 +121,14 @@ def kernel_facts(dtype: str, machine: Machine, tell: Tell = lambda share: None) 
     It is tried now if it was not before, and `tell` told how far that has come.
     """
     try:
-        prepare(lambda share: tell(share / 2))
-        device = "cpu"
-        if machine.device != "cpu" and _torch_cuda():
-            from flowspec.model.accelerator import find
+        with shown_to(lambda doing, share: tell(share)):
+            prepare()
+            device = "cpu"
+            if machine.device != "cpu" and _torch_cuda():
+                from flowspec.model.accelerator import find
 
-            device = str(find(machine.device).device)
-        found = run_trial(dtype, device, lambda share: tell((1 + share) / 2))
+                device = str(find(machine.device).device)
+            found = run_trial(dtype, device)
     except InputError as error:
         return KernelFacts(dtype=dtype, kernel="", faults=first_line(error, limits.TEXT_CHARS_MAX))
     faults = found.slowed_by[: limits.TEXT_CHARS_MAX]
