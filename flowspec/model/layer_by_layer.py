@@ -18,13 +18,16 @@ from flowspec.model.arithmetic.arrays import Array, Numbers, namespace
 from flowspec.model.parts import LAYER_INPUT
 from flowspec.model.tensors import View
 
-_TABLE, _PROJECTION = "embed_tokens_per_layer", "per_layer_model_projection"
-_AXES = {_TABLE: 1, _PROJECTION: 0}
-"""Along which layers lie one after another; the norm is the same for all."""
-_SHARED = {_TABLE: "table", _PROJECTION: "projection", "per_layer_projection_norm": "norm"}
-"""What is one tensor for all layers, and what each layer's part of it is called."""
-_WHOLE = {part: tensor for tensor, part in _SHARED.items()}
-_PART = re.compile(rf"(?P<root>.*)layers\.\d+\.{LAYER_INPUT}\.(?P<part>{'|'.join(_WHOLE)})\.weight")
+_SHARED = {
+    "embed_tokens_per_layer": ("table", 1),
+    "per_layer_model_projection": ("projection", 0),
+    "per_layer_projection_norm": ("norm", None),
+}
+"""What is one tensor for all layers: what each layer's part of it is called, and along which axis these lie,
+one after another; the norm is the same for all."""
+_WHOLE = re.compile(rf"(.*\.|)({'|'.join(_SHARED)})\.weight")
+_TENSORS = {part: tensor for tensor, (part, _) in _SHARED.items()}
+_PART = re.compile(rf"(.*)layers\.\d+\.{LAYER_INPUT}\.({'|'.join(_TENSORS)})\.weight")
 TABLE = f".{LAYER_INPUT}.table.weight"
 """How the name of a layer's own table ends: packed only as files have it."""
 
@@ -32,7 +35,7 @@ TABLE = f".{LAYER_INPUT}.table.weight"
 def whole_name(name: str) -> str:
     """The tensor that a checkpoint has of all layers where `name` is one layer's part; else the name."""
     found = _PART.fullmatch(name)
-    return name if found is None else f"{found['root']}{_WHOLE[found['part']]}.weight"
+    return name if found is None else f"{found[1]}{_TENSORS[found[2]]}.weight"
 
 
 def together(weights: Mapping[str, Array]) -> dict[str, Array]:
@@ -40,29 +43,23 @@ def together(weights: Mapping[str, Array]) -> dict[str, Array]:
     parts: dict[str, list[Array]] = {}
     for name, part in weights.items():
         parts.setdefault(whole_name(name), []).append(part)
-    found = {}
+    found = {name: own[0] for name, own in parts.items()}
     for name, own in parts.items():
-        axis = _AXES.get(_kind(name))
-        found[name] = own[0] if axis is None else namespace(own[0]).concatenate(own, axis)
+        match = _WHOLE.fullmatch(name)
+        if match is not None and (axis := _SHARED[match[2]][1]) is not None:
+            found[name] = namespace(own[0]).concatenate(own, axis)
     return found
-
-
-def _kind(tensor: str) -> str:
-    return tensor.removesuffix(".weight").rpartition(".")[2]
 
 
 def layer_views(model: str, tensors: Iterable[str], layers: int) -> dict[str, View]:
     """Of a checkpoint of so many `layers`: the part of each of what they share."""
     views = {}
-    for tensor in tensors:
-        kind = _kind(tensor)
-        if not tensor.endswith(f"{kind}.weight") or kind not in _SHARED:
-            continue
-        root = tensor.removesuffix(f"{kind}.weight")
+    for match in filter(None, map(_WHOLE.fullmatch, tensors)):
+        part, axis = _SHARED[match[2]]
         for layer in range(layers):
-            of = functools.partial(layer_part, model, tensor, _AXES.get(kind), layers, layer)
-            view = View(tensor, of, is_table=kind == _TABLE)
-            views[f"{root}layers.{layer}.{LAYER_INPUT}.{_SHARED[kind]}.weight"] = view
+            of = functools.partial(layer_part, model, match[0], axis, layers, layer)
+            name = f"{match[1]}layers.{layer}.{LAYER_INPUT}.{part}.weight"
+            views[name] = View(match[0], of, is_table=part == "table")
     return views
 
 
