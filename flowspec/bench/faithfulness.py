@@ -291,10 +291,12 @@ Matrix = tuple[str, Linear, torch.Tensor, torch.Tensor | None]
 
 def _matrices(part: Slice, reference: Reference) -> Iterator[Matrix]:
     """Name, how the slice has it, its values `[out, in]` in float32, and its bias `[out]`."""
+    decoder = reference.model.get_decoder()
     for index in range(part.span.count):
-        plain, own = reference.layer(index), _by_parameter(part, index)
+        plain, own = decoder.layers[index], _by_parameter(part, index)
         if (given := own.get(f"{LAYER_INPUT}.projection.weight")) is not None:
-            matrix = reference.layer_projection(index, given.outputs)
+            first = index * given.outputs
+            matrix = decoder.per_layer_model_projection.weight[first : first + given.outputs]
             yield f"layers.{index}.{LAYER_INPUT}.projection.weight", given, matrix, None
         for path, module in plain.named_modules():
             for name, weight in module.named_parameters(recurse=False):

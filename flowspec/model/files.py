@@ -19,7 +19,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
 from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file, read_json
-from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
+from flowspec.model.families import check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
@@ -286,7 +286,7 @@ class ModelFiles:
         if self.scheme is not None:
             raw = PrequantisedTensors(model, self.scheme, raw)
         if family is not None and family.has_layer_inputs:
-            raw = Views(model, raw, layer_views(model, raw, config["num_hidden_layers"]))
+            raw = Views(model, raw, layer_views(model, raw, self.raw_config()["num_hidden_layers"]))
         return raw
 
     def extents(self) -> Extents:

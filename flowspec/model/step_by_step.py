@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,21 +77,9 @@ class StepByStep:
 
         Raises `ClusterError` when the model overflows in its dtype.
         """
-        return self._answer(prompt, sampling, new_tokens_max, stop_ids)[0]
-
-    def unlikely(
-        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
-    ) -> int:
-        """How many of these tokens are not the likeliest there: those that were drawn otherwise than at
-        temperature 0."""
-        return self._answer(prompt, sampling, new_tokens_max, stop_ids)[1]
-
-    def _answer(
-        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
-    ) -> tuple[Tokens, int]:
         key = (prompt, sampling, new_tokens_max, stop_ids)
         if key in self._answers:
-            return self._answers[key]
+            return self._answers[key][0]
         sampler = Sampler(sampling, self.vocabulary_size, self.grammars)
         answer, unlikely, end = list[int](), 0, len(prompt) + new_tokens_max
         self.part.open_cache(REQUEST, end)
@@ -107,12 +96,16 @@ class StepByStep:
         finally:
             self.part.close_cache(REQUEST)
         self._answers[key] = tuple(answer), unlikely
-        return self._answers[key]
+        return self._answers[key][0]
+
+    def unlikely(self, *asked: Any) -> int:
+        """How many of the tokens that `generate` gives are not the likeliest there: those that were drawn
+        otherwise than at temperature 0."""
+        self.generate(*asked)
+        return self._answers[asked][1]
 
     def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
-        """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass; one a pass without
-        `portions`.
-        """
+        """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass, or one."""
         self.part.open_cache(REQUEST, len(tokens))
         try:
             first = 0
@@ -123,9 +116,7 @@ class StepByStep:
             self.part.close_cache(REQUEST)
 
     def _pass(self, tokens: Sequence[int], first: int) -> F32:
-        """Logits `[rows, vocabulary]` of the next tokens of a text, which follow `first` ones; each has its
-        position's slot.
-        """
+        """Logits `[rows, vocabulary]` of tokens that follow `first` ones, each in its position's slot."""
         end = first + len(tokens)
         places = np.arange(first, end)
         own = JobPart(

@@ -38,7 +38,6 @@ from flowspec.core.protocol.messages import Message, Sampling
 from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList, WeightQuestion
 from flowspec.errors import FlowSpecError, PeerError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.head import Head
@@ -49,6 +48,7 @@ from flowspec.wire.codec import BYTES, Tensor, decode
 from lab.checks.intrusion import Attempt
 from lab.command import Parser, run_command
 from lab.fuzz.samples import MESSAGES
+from lab.plain_model import PlainModel
 
 LAYERS = 8
 PROMPT = tuple(range(5, 45))
@@ -129,7 +129,7 @@ class Site:
         self.draw = random.Random(seed)
         self.context: zmq.Context[Any] = zmq.Context()
         self.fingerprint = ModelFiles(folder.name).fingerprint()
-        self.expected = Reference(ModelFiles(folder.name), "float32").generate(
+        self.expected = PlainModel(ModelFiles(folder.name), "float32").generate(
             PROMPT, Sampling(), NEW_TOKENS, frozenset()
         )
 

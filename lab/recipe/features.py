@@ -26,8 +26,8 @@ from transformers import AutoModelForCausalLM
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.prompts import read_prompts
-from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer, recommended
+from lab.plain_model import PlainModel
 from lab.recipe.own import OwnText
 from lab.recipe.train import keep, learning_rate, make_optimizer, resume
 
@@ -42,7 +42,7 @@ FADING = 0.85
 def greedy_answers(target: Path, prompts: Path) -> Iterator[tuple[str, list[int], list[int]]]:
     """Of each prompt of a file its domain, its tokens and those of the target's greedy answer."""
     files = ModelFiles(str(target))
-    tokenizer, reference = Tokenizer(files), Reference(files, "float32")
+    tokenizer, reference = Tokenizer(files), PlainModel(files, "float32")
     stop_ids = recommended(files, files.config()).stop_ids
     for prompt in read_prompts(prompts):
         ids = tokenizer.encode_chat([{"role": "user", "content": prompt.turns[0]}])

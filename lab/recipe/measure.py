@@ -18,8 +18,8 @@ from pathlib import Path
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.prompts import Prompt, read_prompts
-from flowspec.model.reference import Reference
 from flowspec.model.text import UNFINISHED, Tokenizer, recommended
+from lab.plain_model import PlainModel
 from lab.recipe.talk import ABOUT, is_held_out, sum_key, work_out
 
 NEW_TOKENS_MAX = 300
@@ -68,7 +68,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     files = ModelFiles(args.model)
-    tokenizer, reference = Tokenizer(files), Reference(files, "float32")
+    tokenizer, reference = Tokenizer(files), PlainModel(files, "float32")
     stop_ids = recommended(files, files.config()).stop_ids
     rows: dict[str, list[dict[str, object]]] = defaultdict(list)
     for prompt in read_prompts(args.prompts):

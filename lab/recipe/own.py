@@ -27,7 +27,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from flowspec.model.files import bundled_folder
 from flowspec.model.prompts import read_prompts
-from flowspec.model.reference import cache_name
+from lab.plain_model import cache_name
 from lab.recipe.corpus import Messages, documents, parse_mix, split
 
 BEST = 128

@@ -38,11 +38,11 @@ from flowspec.draft.ranking import Ranker
 from flowspec.draft.text import TextDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
-from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from lab.perf.acceptance import count_hits
+from lab.plain_model import PlainModel
 from tests.bench.benches import boards, synthetic
 from tests.bench.cases import STOP, made
 from tests.nightly import nightly
@@ -141,7 +141,7 @@ def test_many_cases_at_once_are_guessed_for_as_one_alone(monkeypatch: pytest.Mon
 def test_features_of_a_path_are_those_that_the_publisher_s_code_has(name: str) -> None:
     """And each is given with its node: with those of other nodes guesses are worse."""
     files = ModelFiles(BUNDLED)
-    tokenizer, reference = Tokenizer(files), Reference(files, "float32")
+    tokenizer, reference = Tokenizer(files), PlainModel(files, "float32")
     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": "What is 17 + 25?"}]))
     answered = reference.generate(prompt, Sampling(), 40, frozenset({STOP}))
     case = replace(made("a", answered, prompt=prompt), new_tokens_max=len(answered))

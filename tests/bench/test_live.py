@@ -27,9 +27,9 @@ from flowspec.bench.simulated import sampling_curve, stage_curves
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.runtime.session import OpenCluster, open_cluster
 from flowspec.runtime.transport import TIMER_EARLY_S
+from lab.plain_model import PlainModel
 from tests.bench.benches import SMALL, Steps, boards, synthetic
 from tests.bench.cases import made
 
@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cases(folder: Path) -> list[PlainCase]:
     """One at each temperature; prompts that repeat themselves, so that n-grams guess something."""
-    reference, found = Reference(ModelFiles(str(folder)), "float32"), []
+    reference, found = PlainModel(ModelFiles(str(folder)), "float32"), []
     for number, temperature in enumerate((0.0, 1.0)):
         prompt, sampling = tuple(range(5 + number, 17)) * 3, Sampling(temperature=temperature, seed=number)
         answer = reference.generate(prompt, sampling, NEW_TOKENS, frozenset())

@@ -12,11 +12,11 @@ import pytest
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.planning.survey import absent_timeouts
 from flowspec.runtime.session import ClusterOptions, Limits, RecoveryOptions, open_session
+from lab.plain_model import PlainModel
 from tests.cli.running import Run
 from tests.daemons import DaemonProcess, cluster_file, daemon_process
 from tests.runtime.clusters import wait_until
@@ -44,7 +44,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    return Reference(ModelFiles(BUNDLED), "float32").generate(PROMPT, Sampling(), COUNT, frozenset())
+    return PlainModel(ModelFiles(BUNDLED), "float32").generate(PROMPT, Sampling(), COUNT, frozenset())
 
 
 @pytest.fixture(scope="module")

@@ -21,10 +21,10 @@ from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.exactness import ClusterAnswer, Verdict, judge
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
 from flowspec.version import __version__
+from lab.plain_model import PlainModel
 from tests import warm
 from tests.cli.running import FLOWSPEC, Run
 from tests.ggufs import convert, make
@@ -42,7 +42,7 @@ def test_a_real_command_reports_all_that_is_promised_and_equals_the_plain_model(
     tokenizer = Tokenizer(files)
     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": SUM}]))
     sampling = Sampling(temperature=0.8, seed=4)
-    expected = Reference(files, "float32").generate(prompt, sampling, 256, frozenset([2]))
+    expected = PlainModel(files, "float32").generate(prompt, sampling, 256, frozenset([2]))
     assert found["token_ids"] == [token for token in expected if token != 2]
     assert found["text"] == tokenizer.decode(expected)
     assert (found["finish_reason"], found["world"], found["seed"]) == ("stop", "cluster", 4)
@@ -65,7 +65,7 @@ def test_token_ids_need_no_tokenizer_and_a_gguf_file_is_a_model(
         model = tmp_path / "model.gguf"
         convert(make(tmp_path / "checkpoint", "llama"), model, GGMLQuantizationType.Q8_0)
     found = run("generate", "--json", "--model", model, "--local=1", *SMALL).json
-    plain = Reference(ModelFiles(str(model)), "float32")
+    plain = PlainModel(ModelFiles(str(model)), "float32")
     expected = plain.generate((5, 6, 7), Sampling(), 9, frozenset([2]))
     assert found["token_ids"] == [token for token in expected if token != 2]
     assert is_packed or found["text"] is None

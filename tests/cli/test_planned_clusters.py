@@ -11,7 +11,7 @@ import pytest
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.reference import Reference
+from lab.plain_model import PlainModel
 from tests.cli.running import Run
 from tests.daemons import BOARD, DaemonProcess, cluster_file, daemon_process
 
@@ -51,7 +51,7 @@ def planned_file(boards: Path, daemons: list[DaemonProcess], **memory: str) -> s
 
 @pytest.fixture(scope="module")
 def expected() -> list[int]:
-    return Reference(ModelFiles(BUNDLED), "float32").generate(PROMPT, Sampling(), 24, frozenset())
+    return PlainModel(ModelFiles(BUNDLED), "float32").generate(PROMPT, Sampling(), 24, frozenset())
 
 
 def layers(found: Any) -> list[tuple[str, list[int]]]:

@@ -90,7 +90,7 @@ def test_every_type_is_unpacked_as_transformers_does(
     for name, expected in plain.items():
         assert np.array_equal(tensors.load(name, tuple(expected.shape)), expected), name
     reference = Reference(files, "float32")
-    assert all(torch.equal(values, plain[name]) for name, values in reference._model.state_dict().items())
+    assert all(torch.equal(values, plain[name]) for name, values in reference.model.state_dict().items())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])

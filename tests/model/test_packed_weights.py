@@ -163,7 +163,7 @@ def test_of_packed_weights_matrices_are_rounded_and_the_embedding_is_not(
     name: str, dtype: str, variant: Callable[[str], Path]
 ) -> None:
     files = ModelFiles(str(variant(name)))
-    plain, rounded = (Reference(files, each)._model.state_dict() for each in ("bfloat16", dtype))
+    plain, rounded = (Reference(files, each).model.state_dict() for each in ("bfloat16", dtype))
     for weight, values in plain.items():
         is_packed = "_proj" in weight or weight == "lm_head.weight"
         assert torch.equal(rounded[weight], values) != is_packed, weight

@@ -21,10 +21,10 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep, device_with
 from flowspec.model.trials import Trial
+from lab.plain_model import PlainModel
 from tests.model.fake_gpu import pretend_cuda
 from tests.model.slices import CPU, assert_faithful, load, load_stages, logits_of, pipeline, plain_logits
 from tests.nightly import nightly
@@ -50,7 +50,7 @@ def test_every_method_equals_the_plain_model(name: str, stages: int, variant: Ca
     wrong siblings."""
     folder = variant(name)
     files = ModelFiles(str(folder))
-    reference = Reference(files, "float32")
+    reference = PlainModel(files, "float32")
     drafter = LanguageModelDrafter.load(files, "bfloat16", CPU, context=200, coupled=False)
     slices = load_stages(folder, stages)
     asked = [
@@ -177,7 +177,7 @@ def plain(files: ModelFiles) -> StepByStep:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_it_says_what_transformers_says(files: ModelFiles, plain: StepByStep, sampling: Sampling) -> None:
-    expected = Reference(files, "float32").generate(PROMPT, sampling, 12, frozenset())
+    expected = PlainModel(files, "float32").generate(PROMPT, sampling, 12, frozenset())
     assert plain.generate(PROMPT, sampling, 12, frozenset()) == tuple(expected)
     stop = expected[4]
     until = expected[: expected.index(stop) + 1]
@@ -230,7 +230,7 @@ def test_a_text_that_is_read_in_portions_has_the_same_logits(files: ModelFiles, 
     alone = np.concatenate(list(plain.logits(PROMPT)))
     assert together.shape == alone.shape == (len(PROMPT), plain.vocabulary_size)
     np.testing.assert_allclose(together, alone, atol=1e-4)
-    expected = Reference(files, "float32").forced_logits(PROMPT[:1], list(PROMPT[1:]))
+    expected = PlainModel(files, "float32").forced_logits(PROMPT[:1], list(PROMPT[1:]))
     np.testing.assert_allclose(alone, expected, atol=1e-4)
 
 

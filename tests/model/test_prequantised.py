@@ -150,7 +150,7 @@ def test_a_model_runs_as_it_is_packed_and_is_faithful(method: str, made: Callabl
 
 def test_floats_of_4_bits_are_those_of_transformers_and_stay_as_they_are(made: Callable[[str], Path]) -> None:
     files, raw = ModelFiles(str(made("mxfp4"))), load_file(made("mxfp4") / "model.safetensors")
-    tensors, weights = files.tensors(), Reference(files, "float32")._model.state_dict()
+    tensors, weights = files.tensors(), Reference(files, "float32").model.state_dict()
     for joined in ("gate_up_proj", "down_proj"):
         name = f"model.layers.1.mlp.experts.{joined}"
         expected = convert_moe_packed_tensors(

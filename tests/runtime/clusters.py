@@ -29,7 +29,6 @@ from flowspec.core.protocol.messages import Commit, Message, Open, Sampling, Seg
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, split_layers
@@ -43,6 +42,7 @@ from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.transport import Sender, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import decode
+from lab.plain_model import PlainModel
 from tests.daemons import DaemonProcess
 
 WAIT_S = 60.0
@@ -147,7 +147,7 @@ def tokens_of(answer: TokenStream) -> list[int]:
 
 
 def plain(
-    reference: Reference, count: int = 20, sampling: Sampling | None = None, prompt: Sequence[int] = PROMPT
+    reference: PlainModel, count: int = 20, sampling: Sampling | None = None, prompt: Sequence[int] = PROMPT
 ) -> list[int]:
     """The tokens that `submit` should bring."""
     return reference.generate(tuple(prompt), sampling or Sampling(), count, frozenset())

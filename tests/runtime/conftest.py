@@ -12,11 +12,11 @@ import pytest
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.machine import Machine
+from lab.plain_model import PlainModel
 
 SHARED = 4
 """Daemons of a worker."""
@@ -28,8 +28,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def reference(folder: Path) -> Reference:
-    return Reference(ModelFiles(str(folder)), "float32")
+def reference(folder: Path) -> PlainModel:
+    return PlainModel(ModelFiles(str(folder)), "float32")
 
 
 @pytest.fixture(scope="session")

@@ -17,10 +17,10 @@ from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.draft.suffix import SuffixProposer
 from flowspec.draft.text import TextDrafter
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.runtime.head import Head
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
+from lab.plain_model import PlainModel
 from tests.runtime.clusters import plan_for, submit, surviving, tokens_of
 
 HEADS, HEAD_DIM = 32, 128
@@ -42,7 +42,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(large: Path) -> list[list[int]]:
-    plain = Reference(ModelFiles(str(large)), "float32")
+    plain = PlainModel(ModelFiles(str(large)), "float32")
     return [plain.generate(prompt, Sampling(), COUNT, frozenset()) for prompt in PROMPTS]
 
 

@@ -24,7 +24,6 @@ from flowspec.bench.checkpoints import make_variant
 from flowspec.core.cluster.daemon import Caller, CallerConnected, CallerMessageArrived
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.reference import Reference
 from flowspec.runtime import daemon as module
 from flowspec.runtime import timeouts
 from flowspec.runtime.daemon import Daemon
@@ -33,13 +32,14 @@ from flowspec.runtime.local import NO_MEMORY, LocalCluster, LocalDaemon
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_cluster
 from flowspec.runtime.transport import Wake
+from lab.plain_model import PlainModel
 from tests import warm
 from tests.daemons import daemon_process
 from tests.runtime.clusters import PROMPT, WAIT_S, plain, plan_for, submit, tokens_of, wait_until, whole_model
 
 
 def test_several_answers_at_once_and_a_second_turn(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     with Head(plan_for(folder, daemons[:3])) as head:
         samplings = [Sampling(temperature=1.0, seed=seed) for seed in range(5)]
@@ -58,7 +58,7 @@ def test_several_answers_at_once_and_a_second_turn(
 
 
 def test_a_cancelled_answer_ends_and_the_next_one_is_exact(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     """Also the next head's: a cancelled answer's jobs are trimmed by number, and its jobs have the same
     numbers."""
@@ -112,7 +112,7 @@ def abandon(folder: Path, daemons: Sequence[LocalDaemon]) -> None:
 
 
 def test_a_daemon_is_free_again_when_its_head_dies_without_a_word(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     abandon(folder, daemons[:2])
     with Head(plan_for(folder, daemons[:2])) as head:  # which waits for its lease
@@ -237,7 +237,7 @@ def test_a_daemon_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, fo
 
 
 def test_a_job_that_failed_for_one_head_costs_the_next_nothing(
-    daemons: list[LocalDaemon], tmp_path: Path, folder: Path, reference: Reference
+    daemons: list[LocalDaemon], tmp_path: Path, folder: Path, reference: PlainModel
 ) -> None:
     """Weights that overflow: the model computes no number, which ends the answer with advice and nothing
     else."""

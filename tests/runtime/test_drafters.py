@@ -26,7 +26,6 @@ from flowspec.core.protocol.cluster_messages import Error, Ready
 from flowspec.core.protocol.messages import Commit, Expand, Proposed, Release, Sampling, Segment
 from flowspec.core.protocol.precision import FILED
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime.decoding import Decoding
@@ -35,6 +34,7 @@ from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.token_stream import TokenStream
+from lab.plain_model import PlainModel
 from tests import warm
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_dspark
@@ -137,7 +137,7 @@ def ask_all(head: Head) -> list[TokenStream]:
 
 
 @pytest.fixture(scope="module")
-def expected(reference: Reference) -> list[list[int]]:
+def expected(reference: PlainModel) -> list[list[int]]:
     return [plain(reference, COUNT, Sampling(temperature=0.8, seed=seed)) for seed in SEEDS]
 
 
@@ -194,7 +194,7 @@ def test_four_at_once_with_three_drafters_one_of_which_is_killed_and_comes_back(
 
 
 def test_a_daemon_proposes_what_the_model_would_say_and_refuses_all_else(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     (following,) = reference.generate(PROMPT, Sampling(), 1, frozenset())
     (assign,) = assigns_of(drafter_for(folder, daemons[0]).plan)

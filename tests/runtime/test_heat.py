@@ -20,7 +20,6 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
-from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.split import weighted_split
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
@@ -32,6 +31,7 @@ from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, open_cluster
 from flowspec.runtime.transport import TIMER_EARLY_S
+from lab.plain_model import PlainModel
 from tests.nightly import at_night
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of
 
@@ -58,7 +58,7 @@ def open_emulated(folder: Path, curve: Curve) -> contextlib.AbstractContextManag
     )
 
 
-def test_an_emulated_cluster_answers_exactly_and_takes_its_time(folder: Path, reference: Reference) -> None:
+def test_an_emulated_cluster_answers_exactly_and_takes_its_time(folder: Path, reference: PlainModel) -> None:
     # So few passes that no verdict on this machine's speed is due.
     told: list[tuple[HeadEvent, Sequence[HeadCommand], float]] = []
     decoding = Decoding(method="tree-sd", drafters=("ngram",), nodes=4, depth=2)
@@ -116,7 +116,7 @@ def split_of(head: Head) -> tuple[int, ...]:
 
 @at_night
 def test_a_device_that_has_become_slower_gets_fewer_layers(
-    folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    folder: Path, reference: PlainModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both take 30 ms a layer, until one has worked for two seconds."""
     monkeypatch.setattr(timeouts, "CHANGED_S", 1.0)

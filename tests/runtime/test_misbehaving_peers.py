@@ -26,7 +26,6 @@ from flowspec.core.protocol.messages import Segment
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
 from flowspec.runtime import loading
@@ -36,6 +35,7 @@ from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.next_hop import NextHop
 from flowspec.wire.codec import BYTES, Envelope, Tensor, encode
 from lab.fuzz.samples import MESSAGES
+from lab.plain_model import PlainModel
 from tests.daemons import DaemonProcess
 from tests.nightly import seeds
 from tests.runtime.clusters import (
@@ -54,7 +54,7 @@ from tests.runtime.clusters import (
 
 
 def test_malformed_frames_are_refused_and_the_daemon_keeps_serving(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     there = daemons[1]
     with Head(plan_for(folder, daemons[:3])) as head:
@@ -109,7 +109,7 @@ def test_gaps_in_sequence_are_noticed(daemons: list[LocalDaemon]) -> None:
 
 
 def test_a_segment_that_cannot_go_on_ends_the_hold_and_what_waits_behind_it(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     """The next one in the queue would otherwise be run on caches that were closed with the assignment, and
     end the daemon."""
@@ -132,7 +132,7 @@ Start = Callable[..., LocalDaemon]
 ROLES = ("head-control", "head-control", "head-data", "head-weights", "stage")
 
 
-def exact(folder: Path, reference: Reference, *daemons: LocalDaemon) -> None:
+def exact(folder: Path, reference: PlainModel, *daemons: LocalDaemon) -> None:
     with Head(plan_for(folder, daemons)) as head:
         assert tokens_of(submit(head)) == plain(reference)
 
@@ -140,7 +140,7 @@ def exact(folder: Path, reference: Reference, *daemons: LocalDaemon) -> None:
 def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_and_nobody_else(
     alone: Start,
     folder: Path,
-    reference: Reference,
+    reference: PlainModel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_message_that_meets_a_fault_of_ours_costs_its_sender_the_connection_an
 
 
 def test_loading_stops_when_its_head_is_gone(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    alone: Start, folder: Path, reference: PlainModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, reads, is_gone = alone(), list[str](), list[bool]()
     plain = Tensors.copy_into
@@ -205,7 +205,7 @@ def test_loading_stops_when_its_head_is_gone(
 
 @pytest.mark.parametrize("seed", seeds(1, 30))
 def test_messages_of_all_kinds_in_any_order_harm_nobody_who_comes_later(
-    alone: Start, folder: Path, reference: Reference, caplog: pytest.LogCaptureFixture, seed: int
+    alone: Start, folder: Path, reference: PlainModel, caplog: pytest.LogCaptureFixture, seed: int
 ) -> None:
     daemon, draw = alone(), random.Random(seed)
     whole = whole_model(str(folder), plan_for(folder, [daemon]).fingerprint)
@@ -250,7 +250,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> str:
 def test_while_a_slice_is_loaded(
     alone: Start,
     folder: Path,
-    reference: Reference,
+    reference: PlainModel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -269,7 +269,7 @@ def test_while_a_slice_is_loaded(
 def test_while_layers_run_an_answer_goes_on_without_the_stage_that_met_it(
     alone: Start,
     folder: Path,
-    reference: Reference,
+    reference: PlainModel,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -286,7 +286,7 @@ def test_while_layers_run_an_answer_goes_on_without_the_stage_that_met_it(
 
 @pytest.mark.usefixtures("hasty")
 def test_answers_go_on_without_the_drafter_that_met_it_and_it_comes_back(
-    alone: Start, folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    alone: Start, folder: Path, reference: PlainModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, notes = plan_for(folder, [alone()]), list[str]()
     break_once(monkeypatch, LanguageModelDrafter, "draft", after=3)

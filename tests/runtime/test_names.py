@@ -15,9 +15,9 @@ import pytest
 
 from flowspec.core.cluster.addresses import LookupTimeouts
 from flowspec.errors import InputError
-from flowspec.model.reference import Reference
 from flowspec.runtime.addresses import ADDRESSES, Addresses
 from flowspec.runtime.head import Head
+from lab.plain_model import PlainModel
 from tests import names
 from tests.daemons import DaemonProcess
 from tests.runtime.clusters import listening, plain, plan_for, submit, surviving, tokens_of, wait_until
@@ -79,7 +79,7 @@ def test_what_cannot_be_a_name_is_an_error(out: Path) -> None:
 def test_an_answer_goes_on_when_a_device_is_lost_while_the_name_service_is_out(
     out: Path,
     folder: Path,
-    reference: Reference,
+    reference: PlainModel,
 ) -> None:
     """The middle one of three: the first has to reach the last, whose name it never looked up."""
     run = ("-c", CODE, str(out))

@@ -15,7 +15,6 @@ import pytest
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.head import Head
@@ -24,6 +23,7 @@ from flowspec.runtime.security.cluster_keys import keys_folder
 from flowspec.runtime.security.keyfiles import make_keys
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions, open_session
 from flowspec.runtime.token_stream import TokenStream
+from lab.plain_model import PlainModel
 from tests.daemons import DaemonProcess, cluster_file, slow_wire
 from tests.nightly import at_night
 from tests.runtime.clusters import listening, plain, plan_for, submit, surviving, tokens_of, wait_until
@@ -44,7 +44,7 @@ def disturbed(answer: TokenStream, disturb: Callable[[], None]) -> list[int]:
 
 
 def test_a_daemon_that_is_killed_costs_a_pause_and_not_the_answer(
-    doomed: list[LocalDaemon], folder: Path, reference: Reference
+    doomed: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     """What stands in the text counts as before, where that is looked at: the prompt is the same."""
     notes: list[str] = []
@@ -62,7 +62,7 @@ def test_a_daemon_that_is_killed_costs_a_pause_and_not_the_answer(
 
 
 def test_a_corrupted_control_frame_costs_a_pause_and_not_the_answer(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel
 ) -> None:
     """Without keys nothing below the protocol notices it."""
     notes: list[str] = []
@@ -96,7 +96,7 @@ def test_an_answer_that_waits_for_devices_can_be_cancelled(doomed: list[LocalDae
 @at_night
 @pytest.mark.usefixtures("hasty")
 def test_all_load_beside_the_pipeline_that_works_and_then_the_device_is_taken_in(
-    folder: Path, reference: Reference
+    folder: Path, reference: PlainModel
 ) -> None:
     """Three with layers 0-1, 2-4 and 5-7: without the first they run 0-3 and 4-7; then 4 is new to one."""
     started = [DaemonProcess(f"d{index}") for index in range(3)]
@@ -138,7 +138,7 @@ DECODING = Decoding(method="ar")
 
 @pytest.mark.usefixtures("hasty")
 def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
-    tmp_path: Path, folder: Path, reference: Reference
+    tmp_path: Path, folder: Path, reference: PlainModel
 ) -> None:
     """The keys are the cluster file's: those of the survey, of both pipelines, and of the question whether
     the lost one is back."""
@@ -175,7 +175,7 @@ def test_a_device_that_stood_by_takes_the_place_of_a_lost_one_and_gives_it_back(
 
 @at_night
 def test_a_link_on_which_a_segment_takes_very_long_is_named_and_costs_nobody(
-    daemons: list[LocalDaemon], folder: Path, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    daemons: list[LocalDaemon], folder: Path, reference: PlainModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first portion of the prompt, 8 KiB of activations, takes 1.8 seconds where 1.2 count as long; of a
     link that is not broken it may take 2.4."""

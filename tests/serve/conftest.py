@@ -8,16 +8,16 @@ import pytest
 
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
 from flowspec.serve.totals import Totals
+from lab.plain_model import PlainModel
 from tests.serve.servers import Running, running
 
 
 @pytest.fixture(scope="package")
-def reference() -> Reference:
-    return Reference(ModelFiles(BUNDLED), "float32")
+def reference() -> PlainModel:
+    return PlainModel(ModelFiles(BUNDLED), "float32")
 
 
 @pytest.fixture(scope="package")

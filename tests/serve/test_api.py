@@ -15,12 +15,12 @@ from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.llm import LLM
-from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Limits, Session
 from flowspec.serve.app import AccessRules
 from flowspec.serve.guard import BODY_BYTES_MAX
 from flowspec.serve.service import ServiceOptions
+from lab.plain_model import PlainModel
 from tests.runtime.clusters import wait_until
 from tests.serve.servers import ENDLESS, MODEL, STORY, SUM, Running, running
 
@@ -29,7 +29,7 @@ WARM: dict[str, Any] = {"temperature": 1.0, "seed": 4}
 
 
 def plain(
-    reference: Reference, tokenizer: Tokenizer, prompt: list[int], sampling: Sampling, count: int = 1024
+    reference: PlainModel, tokenizer: Tokenizer, prompt: list[int], sampling: Sampling, count: int = 1024
 ) -> tuple[str, int]:
     """What the plain model says, and in how many tokens."""
     tokens = [
@@ -44,7 +44,7 @@ def ask_raw(server: Running, **fields: Any) -> Any:
 
 
 def test_a_chat_says_what_the_plain_model_says(
-    server: Running, reference: Reference, tokenizer: Tokenizer
+    server: Running, reference: PlainModel, tokenizer: Tokenizer
 ) -> None:
     prompt = tokenizer.encode_chat(SUM)
     text, count = plain(reference, tokenizer, prompt, Sampling(temperature=1.0, seed=4))
@@ -60,7 +60,7 @@ def test_a_chat_says_what_the_plain_model_says(
 
 
 def test_biases_and_penalties_are_obeyed_as_by_plain_decoding(
-    server: Running, reference: Reference, tokenizer: Tokenizer
+    server: Running, reference: PlainModel, tokenizer: Tokenizer
 ) -> None:
     prompt, (banned, *_) = tokenizer.encode_chat(SUM), tokenizer.encode("1")
     asked = {"presence_penalty": 0.5, "frequency_penalty": 0.4}
@@ -75,7 +75,7 @@ def test_biases_and_penalties_are_obeyed_as_by_plain_decoding(
 
 
 def test_an_answer_goes_on_in_the_assistants_last_message(
-    server: Running, reference: Reference, tokenizer: Tokenizer
+    server: Running, reference: PlainModel, tokenizer: Tokenizer
 ) -> None:
     messages = [*SUM, {"role": "assistant", "content": "17 + 25 is "}]
     text = tokenizer._tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
@@ -143,7 +143,7 @@ def test_choices_are_drawn_with_seeds_of_their_own(server: Running) -> None:
 
 
 def test_completions_of_texts_and_of_token_ids(
-    server: Running, reference: Reference, tokenizer: Tokenizer
+    server: Running, reference: PlainModel, tokenizer: Tokenizer
 ) -> None:
     prompts = ["The cat", "Once upon"]
     expected = [
@@ -446,7 +446,7 @@ def test_keys(llm: LLM) -> None:
 
 
 def test_logprobs_are_those_of_transformers_logits(
-    server: Running, session: Session, reference: Reference, tokenizer: Tokenizer
+    server: Running, session: Session, reference: PlainModel, tokenizer: Tokenizer
 ) -> None:
     prompt = tuple(tokenizer.encode_chat(SUM))
     answer = reference.generate(prompt, Sampling(temperature=1.0, seed=4), 1024, frozenset([2]))

@@ -10,9 +10,9 @@ import pytest
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.llm import LLM
-from flowspec.model.reference import Reference
 from flowspec.model.text import Tokenizer
 from flowspec.serve.service import ServiceOptions
+from lab.plain_model import PlainModel
 from tests.runtime.clusters import wait_until
 from tests.serve.servers import MODEL, Running, running
 
@@ -37,7 +37,7 @@ def streamed(server: Running, **fields: Any) -> list[Any]:
 
 
 def test_a_response_says_what_the_plain_model_says(
-    server: Running, reference: Reference, tokenizer: Tokenizer
+    server: Running, reference: PlainModel, tokenizer: Tokenizer
 ) -> None:
     prompt = tokenizer.encode_chat([{"role": "user", "content": SUM}])
     sampling = Sampling(temperature=1.0, seed=4)

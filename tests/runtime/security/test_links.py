@@ -11,7 +11,6 @@ import pytest
 
 from flowspec.core.methods import make_method
 from flowspec.errors import ClusterError
-from flowspec.model.reference import Reference
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
@@ -22,6 +21,7 @@ from flowspec.runtime.security.keyfiles import head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
 from lab.checks.intrusion import try_everything
 from lab.checks.wiretap import Wiretap, play
+from lab.plain_model import PlainModel
 from tests.runtime.clusters import drafter_for, plain, plan_for, submit, tokens_of
 
 STAGES = 3
@@ -50,7 +50,7 @@ def devices_of(daemons: list[LocalDaemon]) -> list[Device]:
 
 
 def test_a_drafter_is_spoken_to_in_secret_too(
-    keyed: LocalCluster, keys: Keyring, folder: Path, reference: Reference
+    keyed: LocalCluster, keys: Keyring, folder: Path, reference: PlainModel
 ) -> None:
     *stages, drafter = keyed.wait()
     with Head(

@@ -12,10 +12,10 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.weight_messages import AskBytes, AskModel, WeightQuestion
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
-from flowspec.model.reference import Reference
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.weights.offer import Offer
+from lab.plain_model import PlainModel
 from tests.runtime.clusters import PROMPT, submit, tokens_of
 
 
@@ -69,4 +69,4 @@ def answer(plan: ClusterPlan) -> tuple[list[int], int]:
 
 def expected(folder: Path) -> list[int]:
     """The tokens of `answer`."""
-    return Reference(ModelFiles(str(folder)), "float32").generate(PROMPT, SAMPLING, 12, frozenset())
+    return PlainModel(ModelFiles(str(folder)), "float32").generate(PROMPT, SAMPLING, 12, frozenset())
