@@ -19,11 +19,10 @@ from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.cases import say
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
-from flowspec.model.arithmetic.packed import Q4_0, packed
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gpu import DTYPES, Gpu, allow_library, arithmetics_of, array_of, tensor_of
 from flowspec.model.parts import Linear
-from flowspec.model.rounding import ROUNDINGS, spread
+from flowspec.model.rounding import ROUNDINGS
 
 SHAPES = ((64, 48), (512, 320), (2080, 34), (4096, 32))
 """Inputs and outputs of matrices: blocks with and without a rest."""
@@ -137,13 +136,10 @@ def product_fault(dtype: str, arithmetic: str, device: str) -> str:
         weights = torch.randn((outputs, inputs), generator=generator) * inputs**-0.5
         rows = torch.randn((max(ROW_COUNTS), inputs), generator=generator).to(own)
         if is_packed(dtype):
-            rounding = ROUNDINGS["int4" if dtype == FILED else dtype]
-            rounded = rounding.round(array_of(weights))
-            weights = tensor_of(rounding.widen(rounded, inputs))
-            if dtype == FILED:
-                matrix = engine.filed_matrix("Q4_0", packed(Q4_0, spread(rounded)), outputs)
-            else:
-                matrix = engine.rounded_matrix(dtype, rounded, inputs)
+            rounding = "int4" if dtype == FILED else dtype  # which is one of the forms that files have
+            rounded = ROUNDINGS[rounding].round(array_of(weights))
+            weights = tensor_of(ROUNDINGS[rounding].widen(rounded, inputs))
+            matrix = engine.rounded_matrix(rounding, rounded, inputs)
         else:
             matrix = engine.matrix(weights.to(own).to(device))
         multiply = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))

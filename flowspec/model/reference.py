@@ -45,17 +45,12 @@ class Reference:
 
     def __init__(self, files: ModelFiles, dtype: str) -> None:
         self.model: Any = _load(files).eval()
+        self.head: torch.nn.Linear = self.model.get_output_embeddings()
         self._tensors = files.tensors()
         self._family = FAMILIES[files.config().model_type]
         self._names = plain_names(self._family, self._tensors)
         self._packed = self._packed_parameters() if files.is_packed else {}
         self.round_to(dtype)
-
-    @property
-    def head(self) -> torch.nn.Linear:
-        """`lm_head`."""
-        head: torch.nn.Linear = self.model.get_output_embeddings()
-        return head
 
     def _packed_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those whose numbers are those of packed tensors: slices hold these as they are."""
@@ -103,10 +98,9 @@ class Reference:
     def _round_matrices(self, rounding: Rounding, held: torch.dtype) -> None:
         """What slices pack: the linear layers of the decoder and `lm_head`, and experts; not the towers of a
         multimodal model."""
-        head = self.head
-        values = head.weight.clone()  # a tied embedding keeps its own
-        head.weight = torch.nn.Parameter(values, requires_grad=False)
-        for path, module in [*self.model.get_decoder().named_modules(), ("lm_head", head)]:
+        values = self.head.weight.clone()  # a tied embedding keeps its own
+        self.head.weight = torch.nn.Parameter(values, requires_grad=False)
+        for path, module in [*self.model.get_decoder().named_modules(), ("lm_head", self.head)]:
             is_linear = type(module) is torch.nn.Linear and not is_of_router(path)
             for name, weight in module.named_parameters(recurse=False):
                 is_expert = weight.dim() == 3 and not isinstance(module, torch.nn.Conv1d)

@@ -256,8 +256,8 @@ def cases(has_pairs: bool) -> Iterator[Case]:
     for number, kind in enumerate(KINDS):
         yield Case("linear", kind, "linear", {**others, "query_norm": "head", "clip": 1.5})
         after = {"norm_before_attention": "first", "norm_after_attention": "second", "norm_before_mlp": ""}
-        more = {"cap": 5.0, "has_sinks": True, "added_scale": 0.75, "activation": "gelu_tanh"}
-        yield Case("digits", kind, "digits", {**after, **more})
+        bound = {"cap": 5.0, "has_sinks": True, "added_scale": 0.75, "activation": "gelu_tanh"}
+        yield Case("digits", kind, "digits", {**after, **bound})
         gated = {"query_norm": "width", "is_gated": True}
         yield Case("gated", kind, "linear", {**others, **gated}, cached="int8")
         yield Case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION})
