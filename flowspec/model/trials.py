@@ -110,17 +110,15 @@ def shown_to(look: Look) -> Iterator[None]:
 def run_trial(dtype: str, device: str) -> Trial:
     """Which arithmetics of a precision are right on a device of this machine (`cpu`, `cuda:0`), tried now if
     they were not before. Raises `NoRightKernelError`, and `InputError` where nothing can be computed here."""
-    known = _found.get((dtype, device))
-    if known is not None:
-        return known
-    verdict, slowed_by = prepare()
-    if device == "cpu":
-        arithmetics = _cpu_arithmetics(dtype, verdict.has_pairs)
-    else:
-        arithmetics = _gpu_arithmetics(dtype, device)
-    found = Trial(dtype=dtype, device=device, arithmetics=arithmetics, slowed_by=slowed_by)
-    _found[dtype, device] = found
-    return found
+    if (dtype, device) not in _found:
+        verdict, slowed_by = prepare()
+        if device == "cpu":
+            arithmetics = _cpu_arithmetics(dtype, verdict.has_pairs)
+        else:
+            arithmetics = _gpu_arithmetics(dtype, device)
+        found = Trial(dtype=dtype, device=device, arithmetics=arithmetics, slowed_by=slowed_by)
+        _found[dtype, device] = found
+    return _found[dtype, device]
 
 
 def _cpu_arithmetics(dtype: str, has_pairs: bool) -> tuple[str, ...]:
