@@ -160,7 +160,7 @@ class AssistantHead:
         self._layers = []
         for place, (layer, kind) in enumerate(zip(spec.layers, types, strict=True)):
             own = replace(layer, kv=held[kind], window=layer.window and layer.window + MORE_SEEN)
-            self._layers.append(engine.layer(parts[f"model.layers.{place}"], own, place, PLACE[kind]))
+            self._layers.append(engine.layer(parts[f"model.layers.{place}"], own, PLACE[kind]))
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: str) -> AssistantHead:

@@ -101,7 +101,7 @@ class BlockHead:
         self._layers, self._writers = [], []
         for index, layer in enumerate(spec.layers):
             own = parts[f"layers.{index}"]
-            self._layers.append(engine.layer(own, layer, index, index))
+            self._layers.append(engine.layer(own, layer, index))
             keys, values = (own[f"self_attn.{name}_proj"] for name in ("k", "v"))
             norm = engine.rows(layer.kv.width, norm=own["self_attn.k_norm"])
             made = (engine.rows(self.width, linear=each) for each in (keys, values))

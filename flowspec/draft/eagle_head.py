@@ -102,7 +102,7 @@ class EagleHead:
         is_before = norm is not None and not config.is_output_normed
         self._lm_head = engine.rows(spec.hidden, norm=norm if is_before else None, linear=lm_head)
         self._layers = [
-            engine.layer(parts[f"layers.{place}"], own, place, place) for place, own in enumerate(spec.layers)
+            engine.layer(parts[f"layers.{place}"], own, place) for place, own in enumerate(spec.layers)
         ]
 
     @staticmethod

@@ -67,10 +67,8 @@ class Cpu(Engine):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(
-        self, parts: Parts, spec: LayerSpec, place: int = 0, source: int = 0, going: int | None = None
-    ) -> LayerProgram:
-        return program_of(parts, spec, self._how, place, source, going)
+    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> LayerProgram:
+        return program_of(parts, spec, self._how, source, going)
 
     def rows(
         self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
@@ -136,7 +134,7 @@ class Cpu(Engine):
         part = Part(cache=ctypes.addressof(where))
         _step(part, walk)
         call = Call(parts=ctypes.addressof(part), parts_count=1, threads=1)
-        self._room.run(ctypes.byref(layer.past), call)
+        self._room.run(layer.past, call)
 
 
 class _Pass:
@@ -172,7 +170,7 @@ class _Pass:
         if isinstance(mixer, DeltaRule):
             for part, rows in requests:
                 _step(part, walk_of(rows, layer.source, mixer.length))
-        self._room.run(layer.pointer, call)
+        self._room.run(layer.program, call)
 
     def _made(self, layer: LayerProgram) -> tuple[int, list[tuple[Part, TreeRows]]]:
         array, (window, mixer) = (Part * len(self._batch.requests))(), layer.view

@@ -75,11 +75,9 @@ class Engine(Memory, Protocol):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(
-        self, parts: Parts, spec: LayerSpec, place: int = 0, source: int = 0, going: int | None = None
-    ) -> Any:
-        """What `Pass.run` takes. It attends to keys and values of a `source`, as its `place` counted from the
-        slice's first layer; its own go on from number `going`, if they do."""
+    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> Any:
+        """What `Pass.run` takes. It attends to keys and values of a `source`, counted from the slice's first
+        layer, mostly itself; its own go on from number `going`, if they do."""
 
     def rows(
         self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None

@@ -319,10 +319,8 @@ class Gpu(Engine):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(
-        self, parts: Parts, spec: LayerSpec, place: int = 0, source: int = 0, going: int | None = None
-    ) -> _Layer:
-        return _Layer(_parts_of(parts, spec, self._how), parts, spec, place, source, going)
+    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> _Layer:
+        return _Layer(_parts_of(parts, spec, self._how), parts, spec, source, going)
 
     def rows(
         self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
@@ -356,9 +354,9 @@ class Gpu(Engine):
 
     def pass_by(self, layer: _Layer, cache: TreeCache, passed: Sequence[int]) -> None:
         assert layer.spec.dense is not None
-        mixer, place = layer.spec.dense.mixer, cache.places[layer.place]
+        mixer, place = layer.spec.dense.mixer, cache.places[layer.source]
         assert isinstance(mixer, DeltaRule)
-        walk = walk_past(layer.place, cache, passed, mixer.length)
+        walk = walk_past(layer.source, cache, passed, mixer.length)
         lines = torch.from_numpy(walk.lines).to(self._there)
         rows = plain.delta_rows(mixer, cache.inputs[place], lines, layer.parts.vectors)
         plain.delta_rule(rows, cache.states[place, BASE][None], torch.from_numpy(walk.steps))
@@ -371,7 +369,6 @@ class _Layer:
     parts: plain.Parts
     given: Parts
     spec: LayerSpec
-    place: int
     source: int
     going: int | None
 
@@ -430,15 +427,15 @@ class _Pass:
 
     def convolve(self, inputs: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
         outputs = []
-        for rows, span in self._batch.of(self._layer.place):
-            held = rows.cache.inputs[rows.cache.places[self._layer.place]]  # [slots, width]
+        for rows, span in self._batch.of(self._layer.source):
+            held = rows.cache.inputs[rows.cache.places[self._layer.source]]  # [slots, width]
             held[self._slots_of(rows)] = inputs[span]
             lines = torch.from_numpy(rows.line(taps.shape[1])).to(held.device)
             outputs.append(plain.convolution(plain.seen_inputs(held, lines), taps, bias))
         return torch.cat(outputs)
 
     def sum_up(self, inputs: Tensor, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Tensor:
-        outputs, layer = [], self._layer.place
+        outputs, layer = [], self._layer.source
         for rows, span in self._batch.of(layer):
             place = rows.cache.places[layer]
             held, states = rows.cache.inputs[place], rows.cache.states[place]

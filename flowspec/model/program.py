@@ -10,15 +10,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowspec.core.protocol.model_spec import NORMS, Convolution, DeltaRule, LayerSpec, Mixture, Norm, Router
-from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.arithmetic.compiled import (
+    FUNCTIONS,
     KINDS,
     Call,
     Library,
@@ -41,9 +41,11 @@ CODES = {name: code for code, name in enumerate(_NAMES)}
 """In the source's order."""
 PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round", "digits": "split"}
 """What rows are made of before they are multiplied, by how they are."""
-BY_OUTPUT = {*PREPARED_BY, "halves"}
-ALONE = ("attend", "store", "sort", "convolve", "recall", "step_states")
-"""What goes neither by rows nor by outputs, or needs others' rows."""
+STAGES = {
+    **dict.fromkeys((*PREPARED_BY, "halves"), "outputs"),
+    **{name: name for name in ("attend", "store", "sort", "convolve", "recall", "step_states")},
+}
+"""What threads divide in operations that do not go by rows, or that need others' rows."""
 HOW_CHOSEN: tuple[tuple[Router, ...], ...] = (
     ("softmax",),
     ("softmax to 1", "scaled softmax to 1"),
@@ -54,28 +56,43 @@ HOW_CHOSEN: tuple[tuple[Router, ...], ...] = (
 REGISTERS_MAX = 48
 SIZES = (4, 2, 2)
 """Bytes of a number of each kind."""
-NO_FUNCTION = len(compiled.FUNCTIONS)
+NO_FUNCTION = len(FUNCTIONS)
 ALIGNMENT = 64
-Register = int
 
 
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    """A matrix as the source reads it: outputs of a linear layer from number `first` on; `prepared`: rows for
-    two matrices are the same."""
+class View(NamedTuple):
+    """Numbers `[at, at + width)` of each row of a register."""
 
-    how: str
+    register: int
+    at: int
+    width: int
+
+    def split(self, *widths: int) -> list[View]:
+        """So many numbers each, one after another."""
+        starts = itertools.accumulate(widths, initial=self.at)
+        return [View(self.register, at, width) for at, width in zip(starts, widths, strict=False)]
+
+
+_NONE, _NO_OTHER = View(0, 0, 0), View(-1, 0, 0)
+
+
+class _Operand(NamedTuple):
+    """A matrix as the source reads it: outputs of a linear layer from number `first` on. `prepared`: how it
+    is multiplied; rows for two matrices that say the same are the same."""
+
+    prepared: tuple[str, int, bool]
     kind: int
     weights: int
+    scales: int
     inputs: int
     outputs: int
     first: int
-    prepared: tuple[str, int, bool]
-    scales: int = 0
 
-    def is_like(self, other: _Operand | None) -> bool:
-        """Whether it lies elsewhere, and is the same but for that."""
-        return other is not None and replace(other, weights=self.weights, scales=self.scales) == self
+
+class Program(ProgramFields):
+    """Operations as the source reads them; `held` is what has to stay in memory for them."""
+
+    held: list[Any]
 
 
 class Room:
@@ -86,10 +103,9 @@ class Room:
         self._at = self._size = 0
         self._run = library.run
 
-    def run(self, program: Any, call: Call) -> None:
-        """By a pointer, with what the call says."""
+    def run(self, program: Program, call: Call) -> None:
         call.room, call.room_bytes = self._at, self._size
-        while needed := self._run(program, ctypes.byref(call)):
+        while needed := self._run(ctypes.byref(program), ctypes.byref(call)):
             size = needed + needed // 4
             room = np.empty(size + ALIGNMENT, np.uint8)  # or no memory is left, and nothing has changed
             self._bytes, self._size = room, size
@@ -99,16 +115,13 @@ class Room:
 
 @dataclass(slots=True)
 class LayerProgram:
-    """What a layer does, and a pointer to it; `held` is what of it has to stay in memory for that. Layers
-    with one `view` see the same of what a request holds. `source`: the place whose keys and values it attends
-    to. `past`: of a layer with states, that does the steps alone."""
+    """What a layer does, and of one with states, to `pass_by`, the steps alone. Layers with one `view` see
+    the same of what a request holds. `source`: the layer whose keys and values it attends to."""
 
     view: tuple[int | None, Convolution | DeltaRule | None]
     source: int
-    fields: ProgramFields
-    pointer: Any
-    held: list[Any]
-    past: ProgramFields | None = None
+    program: Program
+    past: Program | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +135,19 @@ class Arithmetic:
 
 
 def program_of(
-    parts: Parts, spec: LayerSpec, how: Arithmetic, place: int = 0, source: int = 0, going: int | None = None
+    parts: Parts, spec: LayerSpec, how: Arithmetic, source: int = 0, going: int | None = None
 ) -> LayerProgram:
-    """That of one layer, which attends to keys and values of a `source`, as its `place` counted from the
-    slice's first layer; its own go on from number `going`, if they do."""
+    """Of a layer that attends to keys and values of a `source`; its own go on from number `going`, if they
+    do."""
     assert spec.dense is not None, "there is an operation for everything"
-    maker = _LayerMaker(parts, spec, how)
-    fields, held = maker.make(going, source == place)
-    past = None
-    if isinstance(spec.dense.mixer, DeltaRule):
-        past, more = maker.past()
-        held += more
-    view = spec.window or None, spec.dense.mixer
-    return LayerProgram(view, source, fields, ctypes.byref(fields), held, past)
+    mixer = spec.dense.mixer
+    program = _LayerMaker(parts, spec, how).make(going)
+    past = _LayerMaker(parts, spec, how).past(mixer) if isinstance(mixer, DeltaRule) else None
+    return LayerProgram((spec.window or None, mixer), source, program, past)
 
 
 class Rows:
-    """A program that makes rows `[rows, outputs]` of rows `[rows, inputs]` alone: by a norm, a linear layer,
-    or both."""
+    """Makes rows `[rows, outputs]` of rows `[rows, inputs]` alone: by a norm, a linear layer, or both."""
 
     def __init__(
         self,
@@ -149,15 +157,14 @@ class Rows:
         norm: NormPart | None = None,
         linear: Linear | None = None,
     ) -> None:
-        maker = _Maker(how)
+        maker = Maker(how)
         found = maker.register(inputs)
         if norm is not None:
-            found = maker.norm(found, norm, 1)
+            found = maker.norm(found, norm)
         if linear is not None:
-            (found,) = maker.multiply(found, [linear])
-        self.outputs = maker.carry(found)
-        self._fields, self._held = maker.program()
-        self._room, self._pointer = room, ctypes.byref(self._fields)
+            (found,) = maker.multiply(found, linear)
+        maker.add("carry", found)
+        self._room, self._program, self.outputs = room, maker.program(), found.width
         self._call = Call(between_going=self.outputs)
 
     def __call__(self, x: Any) -> Any:
@@ -166,20 +173,16 @@ class Rows:
             call, given = self._call, np.ascontiguousarray(x)
             call.hidden, call.rows = address(given), len(given)
             call.going, call.threads = address(found), threads()
-            self._room.run(self._pointer, call)
+            self._room.run(self._program, call)
         return found
 
 
-class _Maker:
+class Maker:
     """Registers, operations on them, and what of them stays in memory."""
 
     def __init__(self, how: Arithmetic) -> None:
-        self._how, self._kind = how.norm, how.kind
-        self._plain = how.plain
+        self.how = how
         self._held: list[Any] = []
-        self._clear()
-
-    def _clear(self) -> None:
         self._widths: list[int] = []
         self._starts: list[int] = []
         self._end = self._numbers = 0
@@ -187,94 +190,94 @@ class _Maker:
         self._sums = self._sums_most = self._products = 0
         self._stage, self._spread = "", 1
 
-    def program(self, mixture: Mixture | None = None) -> tuple[ProgramFields, list[Any]]:
-        operations = (Operation * len(self._operations))(*self._operations)
-        widths, starts = ((ctypes.c_int64 * len(each))(*each) for each in (self._widths, self._starts))
-        lists = operations, widths, starts
-        sizes = self._numbers, self._sums_most, self._products, self._kind
+    def program(self, mixture: Mixture | None = None) -> Program:
+        count, registers = len(self._operations), len(self._widths)
+        assert registers <= REGISTERS_MAX, "the source has no more room"
+        numbers = ctypes.c_int64 * registers
+        lists = (Operation * count)(*self._operations), numbers(*self._widths), numbers(*self._starts)
+        sizes = self._numbers, self._sums_most, self._products, self.how.kind
         experts = (0, 0) if mixture is None else (mixture.experts, mixture.chosen)
-        where = (ctypes.addressof(each) for each in lists)
-        fields = ProgramFields(*where, len(operations), len(widths), *sizes, *experts)
-        return fields, [*lists, *self._held]
+        places = [ctypes.addressof(each) for each in lists]
+        program = Program(*places, count, registers, *sizes, *experts)
+        program.held = [*lists, *self._held]
+        return program
 
-    def register(self, width: int) -> Register:
-        self._widths.append(width)
+    def register(self, width: int) -> View:
+        """Of so many numbers for a row, or of a row of each expert that it chose."""
+        whole = self._spread * width
+        self._widths.append(whole)
         self._starts.append(self._end)
-        self._end += -(-width // ALIGNMENT) * ALIGNMENT
+        self._end += -(-whole // ALIGNMENT) * ALIGNMENT
         self._numbers = max(self._numbers, self._end)
-        return len(self._widths) - 1
+        return View(len(self._widths) - 1, 0, width)
 
-    def _add(self, name: str, source: Register, to: Register = 0, *, other: int = -1, **fields: Any) -> None:
+    def add(
+        self, name: str, source: View = _NONE, to: View = _NONE, other: View = _NO_OTHER, **fields: Any
+    ) -> None:
         """Threads wait for each other between operations that go by rows, by outputs and by heads."""
-        by_row = "rows" if self._spread == 1 else "rows of experts"
-        stage = name if name in ALONE else "outputs" if name in BY_OUTPUT else by_row
+        stage = STAGES.get(name, "rows" if self._spread == 1 else "rows of experts")
         before, self._stage = self._stage, stage
         waits = before not in ("", stage) and {before, stage} != {"rows", "store"}
         waits = waits and (before, stage) != ("convolve", "rows")
-        where = {"source": source, "to": to, "other": other, "spread": self._spread}
-        self._operations.append(Operation(code=CODES[name], waits=waits, **where, **fields))
+        views = {
+            **{"source": source.register, "from_at": source.at, "to": to.register, "to_at": to.at},
+            **{"other": other.register, "with_at": other.at, "inputs": source.width or to.width},
+        }
+        whole = {"code": CODES[name], "waits": waits, "spread": self._spread, **views, **fields}
+        self._operations.append(Operation(**whole))
 
-    def _hold(self, given: Array | None) -> int | None:
+    def hold(self, given: Array | None, *, as_rows: bool = False) -> int | None:
+        """Where it lies; `as_rows`: numbers that are read in the kind of rows."""
         if given is None:
             return None
         assert given.flags.c_contiguous, "the source reads one number after another"
+        assert not as_rows or kind_of(given.dtype) == self.how.kind, "they are loaded so"
         self._held.append(given)
         return address(given)
 
-    def _hold_own(self, given: Array | None) -> int | None:
-        """Of numbers that are read in the kind of rows."""
-        assert given is None or kind_of(given.dtype) == self._kind, "they are loaded so"
-        return self._hold(given)
-
-    def norm(
-        self, source: Register, norm: NormPart, heads: int, at: int = 0, how: Norm | None = None
-    ) -> Register:
-        width = norm.weights.size
-        to = self.register(heads * width)
-        weights, number = self._hold_own(norm.weights), NORMS.index(how or self._how)
-        shape = {"from_at": at, "inputs": width, "heads": heads}
-        self._add("norm", source, to, weights=weights, factor=1 / width, eps=norm.eps, how=number, **shape)
+    def norm(self, source: View, norm: NormPart, how: Norm | None = None) -> View:
+        """Of each head alone, as wide as the weights are."""
+        width, to = norm.weights.size, self.register(source.width)
+        weights, number = self.hold(norm.weights, as_rows=True), NORMS.index(how or self.how.norm)
+        shape: dict[str, Any] = {"inputs": width, "heads": source.width // width}
+        self.add("norm", source, to, weights=weights, factor=1 / width, eps=norm.eps, how=number, **shape)
         return to
 
-    def gate(self, name: str, gates: Register, values: Register, width: int, **more: Any) -> Register:
-        """A function of `gates`, from number `from_at` on, times `values`, from `with_at` on."""
-        to = self.register(self._spread * width)
-        where = {"other": values, "inputs": width}
-        self._add("gate", gates, to, how=compiled.FUNCTIONS.index(name), **where, **more)
+    def gate(self, name: str, gates: View, values: View, **more: Any) -> View:
+        """A function of `gates` times `values`."""
+        to = self.register(gates.width)
+        self.add("gate", gates, to, values, how=FUNCTIONS.index(name), **more)
         return to
 
-    def multiply(self, source: Register, linears: Sequence[Linear]) -> list[Register]:
-        """What linear layers make of the same rows, one register each."""
-        places = [(self.register(linear.outputs), 0) for linear in linears]
-        self.multiply_to(source, linears, places)
-        return [to for to, _ in places]
-
-    def multiply_to(
-        self, source: Register, linears: Sequence[Linear], places: Sequence[tuple[Register, int]]
-    ) -> None:
-        """By linear layers, whose results begin at these places of registers."""
-        pending: list[tuple[Register, tuple[tuple[Register, int], Linear], _Operand]] = []
+    def multiply(self, source: View, *linears: Linear, to: Sequence[View] = ()) -> list[View]:
+        """What linear layers make of the same rows, each in a register of its own, or `to` these places."""
+        places = [*to] or [self.register(linear.outputs) for linear in linears]
+        given = []
         for place, linear in zip(places, linears, strict=True):
             own, order = source, linear.order
             if order is not None:
                 own = self.register(order.size)
-                self._add("copy", source, own, weights=self._hold(order), inputs=order.size)
-            pending += [(own, (place, linear), operand) for operand in self._operands(linear)]
-        while pending:
-            own, _, first = pending[0]
-            same = [each for each in pending if (each[0], each[2].prepared) == (own, first.prepared)]
-            pending = [each for each in pending if each not in same]
-            self._add(PREPARED_BY[first.how], own, inputs=first.inputs, kind=first.kind)
-            self._sums = 0
-            for _, ((to, at), linear), matrix in same:
-                self._multiply(own, to, [matrix], linear.bias, at=at)
+                self.add("copy", source, own, weights=self.hold(order), inputs=order.size)
+            given += [(own, place, linear.bias, [operand]) for operand in self._operands(linear)]
+        self._multiply(given)
+        return places
+
+    def multiply_each(self, source: View, stack: Stack) -> View:
+        """What each expert's matrices make of its own rows."""
+        made = [self._operands(linear) for linear in stack.linears]
+        to = self.register(stack.linears[0].outputs)
+        alike = [list(each) for each in zip(*made, strict=True)]
+        for own in alike:
+            assert len({each._replace(weights=0, scales=0) for each in own}) == 1, "experts are packed alike"
+        self._multiply([(source, to, stack.bias, own) for own in alike], len(made))
+        return to
 
     def _operands(self, linear: Linear) -> list[_Operand]:
         found, first = [], 0
         for matrix in linear.matrices:
             self._held.append(matrix)
-            prepared: tuple[str, int, bool]
-            kind, scales = 0, 0
+            prepared: tuple[str, int, bool] = (self.how.plain, 0, False)
+            kind = scales = 0
             if isinstance(matrix, Packed):
                 form = FORMS[matrix.form]
                 is_signed = bool(form.table) or form.bits == 8
@@ -283,64 +286,70 @@ class _Maker:
             elif isinstance(matrix, Digits):
                 prepared, weights, scales = ("digits", 0, False), matrix.panels, address(matrix.scales)
             else:
-                prepared, weights = (self._plain, 0, False), matrix.weights
-                kind = 0 if self._plain == "pairs" else kind_of(weights.dtype)
-            where = address(weights), linear.inputs, matrix.outputs, first, prepared, scales
-            found.append(_Operand(prepared[0], kind, *where))
+                weights = matrix.weights
+                kind = 0 if self.how.plain == "pairs" else kind_of(weights.dtype)
+            shape = linear.inputs, matrix.outputs, first
+            found.append(_Operand(prepared, kind, address(weights), scales, *shape))
             first += matrix.outputs
         return found
 
     def _multiply(
-        self,
-        source: Register,
-        to: Register,
-        own: Sequence[_Operand],
-        bias: Array | None,
-        experts: int = 0,
-        at: int = 0,
+        self, given: Sequence[tuple[View, View, Array | None, list[_Operand]]], experts: int = 0
     ) -> None:
-        """By a matrix, or by those of so many experts, which lie elsewhere and are alike but for that."""
+        """Of rows, where they come to, with a bias, by a matrix, or by those of so many experts; rows are
+        prepared once for all that take them so."""
+        groups: dict[Any, list[Any]] = {}
+        for source, to, bias, own in given:
+            groups.setdefault((source, own[0].prepared), []).append((to, bias, own))
+        for (source, (how, *_)), alike in groups.items():
+            inputs = alike[0][2][0].inputs
+            whole = View(source.register, 0, inputs), self._spread * inputs
+            assert (source, self._widths[source.register]) == whole, "rows are read as they lie"
+            self.add(PREPARED_BY[how], source, kind=alike[0][2][0].kind, experts=experts)
+            self._sums = 0
+            for to, bias, own in alike:
+                self._product(how, source, to, bias, own, experts)
+
+    def _product(
+        self, how: str, source: View, to: View, bias: Array | None, own: list[_Operand], experts: int
+    ) -> None:
         first = own[0]
-        assert self._widths[source] == self._spread * first.inputs, "rows are read as they lie"
-        weights, scales = first.weights, first.scales
+        weights, scales = first.weights, first.scales or None
         if experts:
             table = ctypes.c_void_p * experts
             tables = table(*(each.weights for each in own)), table(*(each.scales for each in own))
             self._held += tables
             weights, scales = map(ctypes.addressof, tables)
-        of_bias = self._hold_own(bias)
-        own_bias = None if of_bias is None else of_bias + first.first * SIZES[self._kind]
-        numbers: dict[str, Any] = {"weights": weights, "bias": own_bias, "scales": scales or None}
-        shape = {"inputs": first.inputs, "outputs": first.outputs, "kind": first.kind, "experts": experts}
-        to_at = at + first.first
-        self._add(first.how, source, to, to_at=to_at, sums_at=self._sums, **numbers, **shape)
+        place = self.hold(bias, as_rows=True)
+        place = None if place is None else place + first.first * SIZES[self.how.kind]
+        shape: dict[str, Any] = {
+            "outputs": first.outputs,
+            "kind": first.kind,
+            "experts": experts,
+            "sums_at": self._sums,
+        }
+        at = View(to.register, to.at + first.first, first.outputs)
+        self.add(how, source, at, weights=weights, scales=scales, bias=place, **shape)
         self._sums += self._spread * first.outputs
         self._sums_most = max(self._sums_most, self._sums)
         self._products += self._spread * first.inputs * first.outputs
 
-    def carry(self, source: Register, from_at: int = 0, to_at: int = 0, width: int = 0) -> int:
-        """Out of the program, as many numbers as are told, or all; how many these are."""
-        width = width or self._widths[source]
-        self._add("carry", source, from_at=from_at, to_at=to_at, inputs=width)
-        return width
 
-
-class _LayerMaker(_Maker):
+class _LayerMaker(Maker):
     def __init__(self, parts: Parts, spec: LayerSpec, how: Arithmetic) -> None:
         super().__init__(how)
         assert spec.dense is not None, "there is an operation for everything"
         self._parts: Mapping[str, Any] = parts
         self._spec, self._dense = spec, spec.dense
 
-    def make(self, going: int | None, is_own: bool) -> tuple[ProgramFields, list[Any]]:
-        """`is_own`: whether the layer has keys and values of its own."""
+    def make(self, going: int | None) -> Program:
         dense = self._dense
         norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
         hidden = self.register(norm.weights.size)
         self._end = 0  # the hidden state is the caller's
         rows = self._normed(hidden, dense.norm_before_attention)
         if dense.is_residual_normed:
-            self._add("copy", rows, hidden, inputs=self._widths[hidden], heads=1)
+            self.add("copy", rows, hidden, heads=1)
         if dense.embedding_norm:
             rows = self._joined(rows, dense.embedding_norm)
         if isinstance(dense.mixer, Convolution):
@@ -348,7 +357,7 @@ class _LayerMaker(_Maker):
         elif dense.mixer is not None:
             found = self._delta_rule(dense.mixer, rows)
         else:
-            found = self._attention(rows, going, is_own)
+            found = self._attention(rows, going)
         self._added(hidden, found, dense.norm_after_attention)
         self._end, self._stage = 0, "anew"  # the MLP's registers lie where attention's did
         rows = self._normed(hidden, dense.norm_before_mlp)
@@ -359,243 +368,191 @@ class _LayerMaker(_Maker):
             rows = self._normed(hidden, "pre_feedforward_layernorm_2")
             mixed = self._mixture(dense.mixture, "", hidden, rows)
             mixed = self._normed(mixed, "post_feedforward_layernorm_2")
-            self._add("add", mixed, found, inputs=self._widths[found], factor=1.0)
+            self.add("add", mixed, found, factor=1.0)
         else:
             found = self._mixture(dense.mixture, "mlp.", rows, rows)
         self._added(hidden, found, dense.norm_after_mlp)
         if dense.input_width:
             self._input(hidden)
         if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
-            self._add("scale", hidden, hidden, inputs=self._widths[hidden], factor=factor)
-        assert len(self._widths) <= REGISTERS_MAX, "the source has no more room"
+            self.add("scale", hidden, hidden, factor=factor)
         return self.program(dense.mixture)
 
-    def past(self) -> tuple[ProgramFields, list[Any]]:
-        """That of the steps alone, of a layer with states."""
-        self._clear()
+    def past(self, mixer: DeltaRule) -> Program:
+        """That of the steps alone."""
         self.register(0)
-        assert isinstance(self._dense.mixer, DeltaRule)
-        self._steps(self._dense.mixer)
+        self._steps(mixer)
         return self.program()
 
-    def _normed(self, source: Register, name: str) -> Register:
-        return self.norm(source, self._parts[name], 1) if name else source
+    def _normed(self, source: View, name: str) -> View:
+        return self.norm(source, self._parts[name]) if name else source
 
-    def _added(self, hidden: Register, source: Register, name: str) -> None:
-        source = self._normed(source, name)
-        self._add("add", source, hidden, inputs=self._widths[hidden], factor=self._dense.added_scale)
+    def _added(self, hidden: View, source: View, name: str) -> None:
+        self.add("add", self._normed(source, name), hidden, factor=self._dense.added_scale)
 
-    def _joined(self, rows: Register, name: str) -> Register:
+    def _joined(self, rows: View, name: str) -> View:
         """A token's embedding after this norm, then `rows`."""
-        width = self._widths[rows]
-        embedding, both = self.register(width), self.register(2 * width)
-        self._add("load", 0, embedding, inputs=width)
-        normed = self._normed(embedding, name)
-        for source, at in ((normed, 0), (rows, width)):
-            self._add("copy", source, both, to_at=at, inputs=width, heads=1)
+        embedding, both = self.register(rows.width), self.register(2 * rows.width)
+        self.add("load", to=embedding)
+        parts = self._normed(embedding, name), rows
+        for part, to in zip(parts, both.split(rows.width, rows.width), strict=True):
+            self.add("copy", part, to, heads=1)
         return both
 
-    def _multiplied(self, source: Register, *names: str) -> list[Register]:
+    def _multiplied(self, source: View, *names: str) -> list[View]:
         """By linear layers of these names."""
-        return self.multiply(source, [self._parts[name] for name in names])
+        return self.multiply(source, *(self._parts[name] for name in names))
 
     # -------------------------------------------------------------------------- attention, and in its place
 
-    def _attention(self, rows: Register, going: int | None, is_own: bool) -> Register:
-        spec, dense, name = self._spec, self._dense, "self_attn."
-        width, query_width = spec.kv.width, spec.heads * spec.kv.width
-        key_width = spec.kv.count * width
-        gates: Register | None = None
-        if name + "qkv_proj" in self._parts:
-            (joined,) = self._multiplied(rows, name + "qkv_proj")
-            found = [(joined, 0), (joined, query_width), (joined, query_width + key_width)]
-        else:
-            names = [f"{name}{each}_proj" for each in "qkv" if f"{name}{each}_proj" in self._parts]
-            made = [(each, 0) for each in self._multiplied(rows, *names)]
-            found = [made[0], made[1], made[-1]] if is_own else made[:1]  # keys may be values, too
-        if dense.is_gated:
-            both, alone, gates = found[0][0], self.register(query_width), self.register(query_width)
-            for to, at in ((alone, 0), (gates, width)):
-                self._add("copy", both, to, from_at=at, inputs=width, outputs=2 * width, heads=spec.heads)
-            found[0] = alone, 0
-        found = self._ready(found)
-        queries = found[0]
-        if is_own:
-            self._store(found[1], found[2], going)
-        if self._widths[queries[0]] != query_width:
-            alone = self.register(query_width)
-            self._add("copy", queries[0], alone, from_at=queries[1], inputs=query_width, heads=1)
-            queries = alone, 0
-        attended = self.register(query_width)
-        shape = {"inputs": width, "heads": spec.heads, "kv_heads": spec.kv.count}
-        sinks = self._hold(self._parts["self_attn.sinks"]) if dense.has_sinks else None
-        self._add("attend", queries[0], attended, bias=sinks, factor=dense.scale, cap=dense.cap, **shape)
-        if gates is not None:
-            attended = self.gate("sigmoid", gates, attended, query_width)
-        return self._multiplied(attended, name + "o_proj")[0]
-
-    def _ready(self, given: Sequence[tuple[Register, int]]) -> list[tuple[Register, int]]:
-        """Queries, and keys and values if any, each from a number of a register on, as they meet."""
-        spec, dense = self._spec, self._dense
+    def _attention(self, rows: View, going: int | None) -> View:
+        spec, dense, width = self._spec, self._dense, self._spec.kv.width
         counts = spec.heads, spec.kv.count, spec.kv.count
-        found = list(given)
-        for place, name in enumerate(("self_attn.q_norm", "self_attn.k_norm")[: len(given)]):
-            if dense.query_norm:
-                heads = counts[place] if dense.query_norm == "head" else 1
-                source, at = found[place]
-                found[place] = self.norm(source, self._parts[name], heads, at), 0
-        if dense.has_value_norm and len(given) > 1:
-            source, at = found[2]
-            found[2] = self.norm(source, self._parts["self_attn.v_norm"], spec.kv.count, at), 0
-        for (source, at), count in zip(found, counts, strict=False):
-            if dense.clip:
-                width = count * spec.kv.width
-                self._add("clip", source, source, to_at=at, inputs=width, cap=dense.clip)
-        if dense.is_turned:
-            found[:2] = [self._turned(*each, count) for each, count in zip(found[:2], counts, strict=False)]
-        return found
+        if "self_attn.qkv_proj" in self._parts:
+            (joined,) = self._multiplied(rows, "self_attn.qkv_proj")
+            found = joined.split(*(count * width for count in counts))
+        else:
+            names = [f"self_attn.{each}_proj" for each in "qkv"]
+            found = self._multiplied(rows, *(name for name in names if name in self._parts))
+            found += found[1:] * (len(found) == 2)  # keys are values, too
+        gates = None
+        if dense.is_gated:
+            both, size = found[0], spec.heads * width
+            found[0], gates = self.register(size), self.register(size)
+            for of, to in zip(both.split(width, width), (found[0], gates), strict=True):
+                self.add("copy", of, to, outputs=2 * width, heads=spec.heads)
+        are_normed = dense.query_norm, dense.query_norm, dense.has_value_norm
+        for place, (name, is_normed) in enumerate(zip("qkv"[: len(found)], are_normed, strict=False)):
+            if is_normed:
+                found[place] = self._normed(found[place], f"self_attn.{name}_norm")
+        for each in found if dense.clip else ():
+            self.add("clip", each, each, cap=dense.clip)
+        for place, count in enumerate(counts[: min(2, len(found))] if dense.is_turned else ()):
+            given, found[place] = found[place], self.register(count * width)
+            self.add("turn", given, found[place], inputs=width, heads=count)
+        queries = found[0]
+        if len(found) == 3:
+            self._store(found[1], found[2], going)
+        if queries.width != self._widths[queries.register]:
+            given, queries = queries, self.register(queries.width)
+            self.add("copy", given, queries, heads=1)
+        attended = self.register(queries.width)
+        shape: dict[str, Any] = {"inputs": width, "heads": spec.heads, "kv_heads": spec.kv.count}
+        sinks = self.hold(self._parts["self_attn.sinks"]) if dense.has_sinks else None
+        self.add("attend", queries, attended, bias=sinks, factor=dense.scale, cap=dense.cap, **shape)
+        if gates is not None:
+            attended = self.gate("sigmoid", gates, attended)
+        return self._multiplied(attended, "self_attn.o_proj")[0]
 
-    def _store(self, keys: tuple[Register, int], values: tuple[Register, int], going: int | None) -> None:
+    def _store(self, keys: View, values: View, going: int | None) -> None:
         """To the rows' slots, and with the rows to the next slice where that needs them."""
-        (of_keys, keys_at), (of_values, values_at) = keys, values
-        width, count = self._spec.kv.width, self._spec.kv.count
         if going is not None:
-            for place, (source, at) in enumerate((keys, values)):
-                to_at = going + place * count * width
-                self.carry(source, at, to_at, count * width)
-        where = {"from_at": keys_at, "with_at": values_at}
-        self._add("store", of_keys, other=of_values, inputs=width, kv_heads=count, **where)
+            for at, part in ((going, keys), (going + keys.width, values)):
+                self.add("carry", part, View(0, at, part.width))
+        heads = self._spec.kv
+        self.add("store", keys, other=values, inputs=heads.width, kv_heads=heads.count)
 
-    def _convolution(self, mixer: Convolution, rows: Register) -> Register:
+    def _convolution(self, mixer: Convolution, rows: View) -> View:
         (joined,) = self._multiplied(rows, "conv.in_proj")
-        width = self._widths[joined] // 3
+        width = joined.width // 3
+        first, middle, last = joined.split(width, width, width)
         inputs, mixed, found = (self.register(width) for _ in range(3))
-        self._add("multiply", joined, inputs, other=joined, with_at=2 * width, inputs=width, how=NO_FUNCTION)
-        self._add("hold", inputs, inputs=width)
-        taps, bias = (self._hold(self._parts.get(name)) for name in ("conv.taps", "conv.bias"))
-        self._add("convolve", inputs, mixed, weights=taps, bias=bias, inputs=width, outputs=mixer.length)
-        self._add("multiply", joined, found, other=mixed, from_at=width, inputs=width, how=NO_FUNCTION)
+        self.add("multiply", first, inputs, last, how=NO_FUNCTION)
+        self.add("hold", inputs)
+        taps, bias = (self.hold(self._parts.get(name)) for name in ("conv.taps", "conv.bias"))
+        self.add("convolve", inputs, mixed, weights=taps, bias=bias, outputs=mixer.length)
+        self.add("multiply", middle, found, mixed, how=NO_FUNCTION)
         return self._multiplied(found, "conv.out_proj")[0]
 
-    def _delta_rule(self, mixer: DeltaRule, rows: Register) -> Register:
+    def _delta_rule(self, mixer: DeltaRule, rows: View) -> View:
         names = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
         linears = [self._parts[f"linear_attn.{name}"] for name in names]
-        widths = [linear.outputs for linear in linears]
-        inputs, gates = self.register(sum(widths[:3])), self.register(widths[3])
-        starts = itertools.accumulate(widths[:2], initial=0)
-        self.multiply_to(rows, linears, [*((inputs, at) for at in starts), (gates, 0)])
-        self._add("hold", inputs, inputs=sum(widths[:3]))
-        found, gated = self._steps(mixer), self.register(widths[3])
-        normal = self.norm(found, self._parts["linear_attn.norm"], mixer.heads, how="cast, scale")
-        how = compiled.FUNCTIONS.index("silu")
-        self._add("multiply", gates, gated, other=normal, inputs=widths[3], how=how)
+        *widths, width = (linear.outputs for linear in linears)
+        inputs, gates = self.register(sum(widths)), self.register(width)
+        self.multiply(rows, *linears, to=[*inputs.split(*widths), gates])
+        self.add("hold", inputs)
+        found, gated = self._steps(mixer), self.register(width)
+        normal = self.norm(found, self._parts["linear_attn.norm"], "cast, scale")
+        self.add("multiply", gates, gated, normal, how=FUNCTIONS.index("silu"))
         return self._multiplied(gated, "linear_attn.out_proj")[0]
 
-    def _steps(self, mixer: DeltaRule) -> Register:
+    def _steps(self, mixer: DeltaRule) -> View:
         """What rows read from their states."""
-        values = mixer.heads * mixer.value_width
-        shape = {"inputs": mixer.key_width, "outputs": mixer.value_width}
+        shape: dict[str, Any] = {"inputs": mixer.key_width, "outputs": mixer.value_width}
         shape |= {"heads": mixer.heads, "kv_heads": mixer.key_heads}
-        taps, rates = (self._hold(self._parts[f"linear_attn.{name}"]) for name in ("taps", "rates"))
-        more = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
-        self._add("recall", 0, weights=taps, scales=rates, **shape, **more)
-        found = self.register(values)
-        self._sums_most = max(self._sums_most, values)
-        self._add("step_states", 0, found, **shape)
+        taps, rates = (self.hold(self._parts[f"linear_attn.{name}"]) for name in ("taps", "rates"))
+        more: dict[str, Any] = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
+        self.add("recall", weights=taps, scales=rates, **shape, **more)
+        found = self.register(mixer.value_numbers)
+        self._sums_most = max(self._sums_most, found.width)
+        self.add("step_states", to=found, **shape)
         return found
-
-    def _turned(self, source: Register, at: int, heads: int) -> tuple[Register, int]:
-        to = self.register(heads * self._spec.kv.width)
-        self._add("turn", source, to, from_at=at, inputs=self._spec.kv.width, heads=heads)
-        return to, 0
 
     # ------------------------------------------------------------------------------------- MLPs, experts
 
-    def _mlp(self, name: str, rows: Register) -> Register:
+    def _mlp(self, name: str, rows: View) -> View:
         if f"{name}.gate_up_proj" in self._parts:
             (joined,) = self._multiplied(rows, f"{name}.gate_up_proj")
-            width = self._widths[joined] // 2
-            gate, up = (joined, 0), (joined, width)
+            gates, values = joined.split(joined.width // 2, joined.width // 2)
         else:
-            made = self._multiplied(rows, f"{name}.gate_proj", f"{name}.up_proj")
-            gate, up = ((each, 0) for each in made)
-            width = self._widths[gate[0]]
-        gated = self.gate(self._dense.activation, gate[0], up[0], width, from_at=gate[1], with_at=up[1])
+            gates, values = self._multiplied(rows, f"{name}.gate_proj", f"{name}.up_proj")
+        gated = self.gate(self._dense.activation, gates, values)
         return self._multiplied(gated, f"{name}.down_proj")[0]
 
-    def _input(self, hidden: Register) -> None:
+    def _input(self, hidden: View) -> None:
         """What a layer takes of a token beside its hidden state: of a table, and of the token's embedding."""
-        width, table = self._dense.input_width, self._parts["layer_input.table"]
-        embedding, looked_up = self.register(self._widths[hidden]), self.register(width)
-        self._add("load", 0, embedding, inputs=self._widths[hidden])
+        table = self._parts["layer_input.table"]
+        embedding, looked_up = self.register(hidden.width), self.register(self._dense.input_width)
+        self.add("load", to=embedding)
         (projected,) = self._multiplied(embedding, "layer_input.projection")
-        self._add("scale", projected, projected, inputs=width, factor=self._widths[hidden] ** -0.5)
-        projected = self.norm(projected, self._parts["layer_input.norm"], 1)
+        self.add("scale", projected, projected, factor=hidden.width**-0.5)
+        projected = self._normed(projected, "layer_input.norm")
         matrix, is_packed = table.matrix, isinstance(table.matrix, Packed)
         kind = FORMS[matrix.form].number if is_packed else kind_of(matrix.weights.dtype)
-        weights = self._hold(matrix.panels if is_packed else matrix.weights)
-        self._add("look_up", 0, looked_up, inputs=width, weights=weights, kind=kind, how=is_packed)
-        self._add("add", looked_up, projected, inputs=width, factor=table.factor)
-        self._add("scale", projected, projected, inputs=width, factor=2.0**-0.5)
+        weights = self.hold(matrix.panels if is_packed else matrix.weights)
+        self.add("look_up", to=looked_up, weights=weights, kind=kind, how=is_packed)
+        self.add("add", looked_up, projected, factor=table.factor)
+        self.add("scale", projected, projected, factor=2.0**-0.5)
         (gates,) = self._multiplied(hidden, "per_layer_input_gate")
-        gated = self.gate(self._dense.activation, gates, projected, width)
+        gated = self.gate(self._dense.activation, gates, projected)
         (found,) = self._multiplied(gated, "per_layer_projection")
         self._added(hidden, found, "post_per_layer_input_norm")
 
-    def _mixture(self, mixture: Mixture, name: str, of: Register, rows: Register) -> Register:
+    def _mixture(self, mixture: Mixture, name: str, of: View, rows: View) -> View:
         """Rows choose experts by what they are `of`, are sorted by them, run through each expert's MLP, and
         are added up."""
-        router: RouterPart = self._parts[f"{name}router"]
-        how = next((place for place, names in enumerate(HOW_CHOSEN) if mixture.router in names), None)
-        assert how is not None, "there is an operation for every router"
-        if router.norm is not None:
-            of = self.norm(of, router.norm, 1, how="cast, scale")
-            self._add("scale", of, of, inputs=self._widths[of], factor=router.factor)
-        hidden, chosen = self._widths[rows], mixture.chosen
-        self._add("widen", of, inputs=hidden)
-        shape = {"inputs": hidden, "outputs": mixture.experts, "kind": kind_of(router.weights.dtype)}
-        shape["how"] = KINDS["float32"] if mixture.router == "sigmoid" else self._kind
-        weights, bias = self._hold(router.weights), self._hold(router.bias)
-        self._add("halves", of, weights=weights, bias=bias, **shape)
-        self._sums_most = max(self._sums_most, mixture.experts)
-        shape = {"inputs": mixture.experts, "outputs": mixture.open, "heads": mixture.is_normed}
-        weights, scales = self._hold(router.correction), self._hold(router.scales)
-        shape |= {"kv_heads": mixture.groups, "how": how}
-        self._add("choose", rows, weights=weights, scales=scales, factor=mixture.factor, **shape)
-        self._add("sort", rows)
-        self._spread = chosen
-        sorted_rows = self.register(chosen * hidden)
-        self._add("gather", rows, sorted_rows, inputs=hidden)
-        joined = self._each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
-        width = self._widths[joined] // chosen // 2
-        where = {"with_at": width, "cap": mixture.limit, "factor": mixture.slope}
-        gated = self.gate(self._dense.activation, joined, joined, width, **where)
-        found = self._each(gated, self._parts[f"{name}experts.down_proj"])
+        self._choose(mixture, self._parts[f"{name}router"], of, rows)
+        self.add("sort", rows)
+        self._spread = mixture.chosen
+        sorted_rows = self.register(rows.width)
+        self.add("gather", rows, sorted_rows)
+        joined = self.multiply_each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
+        gates, values = joined.split(joined.width // 2, joined.width // 2)
+        gated = self.gate(self._dense.activation, gates, values, cap=mixture.limit, factor=mixture.slope)
+        found = self.multiply_each(gated, self._parts[f"{name}experts.down_proj"])
         self._spread = 1
-        mixed = self.register(hidden)
-        self._add("mix", found, mixed, inputs=hidden)
+        mixed = self.register(rows.width)
+        self.add("mix", found, mixed)
         if mixture.has_shared:
             shared = self._mlp(f"{name}shared_expert" + "s" * (not mixture.is_shared_gated), rows)
             if mixture.is_shared_gated:
                 (gate,) = self._multiplied(rows, f"{name}shared_expert_gate")
-                how = compiled.FUNCTIONS.index("sigmoid")
-                self._add("scale", shared, shared, other=gate, inputs=hidden, how=how)
-            self._add("add", shared, mixed, inputs=hidden, factor=1.0)
+                self.add("scale", shared, shared, gate, how=FUNCTIONS.index("sigmoid"))
+            self.add("add", shared, mixed, factor=1.0)
         return mixed
 
-    def _each(self, source: Register, stack: Stack) -> Register:
-        """What each expert's matrices make of its own rows."""
-        made = [self._operands(linear) for linear in stack.linears]
-        pending = [list(each) for each in itertools.zip_longest(*made)]
-        assert all(all(map(own[0].is_like, own)) for own in pending), "experts are packed alike"
-        to = self.register(self._spread * sum(own[0].outputs for own in pending))
-        while pending:
-            first = pending[0][0]
-            same = [own for own in pending if own[0].prepared == first.prepared]
-            pending = [own for own in pending if own not in same]
-            name = PREPARED_BY[first.how]
-            self._add(name, source, inputs=first.inputs, kind=first.kind, experts=len(made))
-            self._sums = 0
-            for own in same:
-                self._multiply(source, to, own, stack.bias, len(own))
-        return to
+    def _choose(self, mixture: Mixture, router: RouterPart, of: View, rows: View) -> None:
+        how = next(place for place, names in enumerate(HOW_CHOSEN) if mixture.router in names)
+        if router.norm is not None:
+            of = self.norm(of, router.norm, "cast, scale")
+            self.add("scale", of, of, factor=router.factor)
+        self.add("widen", of)
+        weights, bias, experts = self.hold(router.weights), self.hold(router.bias), mixture.experts
+        to_kind = KINDS["float32"] if mixture.router == "sigmoid" else self.how.kind
+        shape: dict[str, Any] = {"outputs": experts, "kind": kind_of(router.weights.dtype), "how": to_kind}
+        self.add("halves", of, weights=weights, bias=bias, **shape)
+        self._sums_most = max(self._sums_most, experts)
+        weights, scales = self.hold(router.correction), self.hold(router.scales)
+        shape = {"inputs": experts, "outputs": mixture.open, "kv_heads": mixture.groups}
+        shape |= {"how": how, "heads": mixture.is_normed}
+        self.add("choose", rows, weights=weights, scales=scales, factor=mixture.factor, **shape)

@@ -128,8 +128,7 @@ class Slice:
         self.layers = []
         for number in range(first, end):
             own, going = spec.layers[number], self._carrier.going_from.get(number)
-            where = number - first, own.source - first, going
-            self.layers.append(engine.layer(parts.layer(number), own, *where))
+            self.layers.append(engine.layer(parts.layer(number), own, own.source - first, going))
         self._rotaries = [layer.rotary for layer in spec.layers[first:end]]
         if span.is_last:
             self._norm = engine.rows(spec.hidden, norm=parts.norm)

@@ -15,7 +15,7 @@ from flowspec.model.arithmetic.plain import UNIT_EPS
 from flowspec.model.attention import Held, Sight
 from flowspec.model.cpu import Cpu
 from flowspec.model.parts import Linear, Matrix, Plain
-from flowspec.model.program import Arithmetic, Room, Rows, _Maker
+from flowspec.model.program import Arithmetic, Maker, Room, Rows, View
 from flowspec.model.rounding import ROUNDINGS
 
 Array = npt.NDArray[Any]
@@ -56,32 +56,32 @@ def rounded_matrix(dtype: str, weights: Array) -> Matrix:
     return engine().rounded_matrix(dtype, ROUNDINGS[dtype].round(weights), weights.shape[1])
 
 
-class _Few(_Maker):
+class _Few(Maker):
     """A program of a few operations, on rows of so many numbers."""
 
     def __init__(self, dtype: Any, width: int) -> None:
         super().__init__(Arithmetic(kind_of(dtype), "cast, scale"))
         self._products = WORTH_THREADS
-        self.register(width)
+        self.rows = self.register(width)
         self._end = self._numbers = 0  # these are the caller's
 
-    def add(self, name: str, source: int, to: int = 0, sums: int = 0, **fields: Any) -> None:
+    def sum(self, name: str, source: View, to: View | None = None, sums: int = 0, **fields: Any) -> None:
         """An operation, which sums so many numbers for a row."""
         self._sums_most = max(self._sums_most, sums)
         for each in ("weights", "bias", "scales"):
             if isinstance(fields.get(each), np.ndarray):
-                fields[each] = self._hold(fields[each])
-        self._add(name, source, to, **fields)
+                fields[each] = self.hold(fields[each])
+        self.add(name, source, to or source, **fields)
 
     def run(self, x: Array, found: Array | None = None, part: Part | None = None) -> Room:
         """With what is carried out to `found`; gives the room that it was lent."""
-        (fields, _held), given, lent = self.program(), np.ascontiguousarray(x), room()
+        program, given, lent = self.program(), np.ascontiguousarray(x), room()
         call = Call(hidden=address(given), rows=len(given), threads=threads())
         if found is not None:
             call.going, call.between_going = address(found), found.shape[1]
         if part is not None:
             call.parts, call.parts_count = ctypes.addressof(part), 1
-        lent.run(ctypes.byref(fields), call)
+        lent.run(program, call)
         return lent
 
 
@@ -89,9 +89,9 @@ def product(x: F32, weights: F32) -> F32:
     """In halves (`plain.product`): what a router's next operation takes, from where registers end."""
     (rows, inputs), outputs = x.shape, len(weights)
     few = _Few(x.dtype, inputs)
-    few.add("widen", 0, inputs=inputs)
-    shape = {"inputs": inputs, "outputs": outputs, "kind": FLOAT32, "how": FLOAT32}
-    few.add("halves", 0, weights=weights, sums=outputs, **shape)
+    few.add("widen", few.rows)
+    shape: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "kind": FLOAT32, "how": FLOAT32}
+    few.sum("halves", few.rows, weights=weights, sums=outputs, **shape)
     lent = few.run(x)
     first = lent._at - address(lent._bytes)
     return lent._bytes[first : first + 4 * rows * outputs].view(np.float32).reshape(rows, outputs)
@@ -104,9 +104,9 @@ def attention(
     (rows, heads, width), (keys, values, steps) = queries.shape, held
     few = _Few(queries.dtype, heads * width)
     to = few.register(heads * width)
-    shape = {"inputs": width, "heads": heads, "kv_heads": len(keys)}
-    few.add("attend", 0, to, bias=sinks, factor=scale, cap=cap, **shape)
-    few.carry(to)
+    shape: dict[str, Any] = {"inputs": width, "heads": heads, "kv_heads": len(keys)}
+    few.sum("attend", few.rows, to, bias=sinks, factor=scale, cap=cap, **shape)
+    few.add("carry", to)
     of_steps = (None, None) if steps is None else tuple(map(address, steps))
     cache = Cache(address(keys), address(values), *of_steps, slots=values.shape[1], kind=kind_of(keys.dtype))
     order, ends = sight.order
@@ -124,17 +124,17 @@ def delta_rule(
     (`plain.delta_rows`, `plain.delta_rule`): `[rows, heads, value_width]` in the dtype of what is `held`."""
     rows, values = 1 + int(steps[:, 3].max()), mixer.value_numbers
     few = _Few(held.dtype, 1)
-    shape = {
+    shape: dict[str, Any] = {
         "inputs": mixer.key_width,
         "outputs": mixer.value_width,
         "heads": mixer.heads,
         "kv_heads": mixer.key_heads,
     }
-    more = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
-    few.add("recall", 0, weights=taps, scales=rates, **shape, **more)
+    more: dict[str, Any] = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
+    few.sum("recall", few.rows, weights=taps, scales=rates, **shape, **more)
     to = few.register(values)
-    few.add("step_states", 0, to, sums=values, **shape)
-    few.carry(to)
+    few.sum("step_states", few.rows, to, sums=values, **shape)
+    few.add("carry", to)
     cache = Cache(inputs=address(held), state=address(state), inputs_width=held.shape[1])
     part = Part(cache=ctypes.addressof(cache), lines=address(lines), steps=address(steps), rows=rows)
     part.nodes, part.steps_count, part.places = len(lines), len(steps), places

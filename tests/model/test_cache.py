@@ -273,7 +273,7 @@ def test_room_for_which_memory_lacks_is_not_lent(monkeypatch: pytest.MonkeyPatch
         patch.setattr(program.np, "empty", lack_memory)
         for _ in range(2):
             with pytest.raises(MemoryError):
-                room.run(None, compiled.Call())
+                room.run(program.Program(), compiled.Call())
     assert lent == [0, 0]
-    room.run(None, compiled.Call())
+    room.run(program.Program(), compiled.Call())
     assert lent == [0, 0, 0, 1250]
