@@ -160,7 +160,7 @@ class _Counting:
         return None
 
     def new_cache(self, slots_max: int) -> TreeCache:
-        return TreeCache(heads={}, memory=self.engine, slots_max=slots_max)
+        return TreeCache({}, self.engine, slots_max=slots_max)
 
 
 class _CountingChain(_Counting):

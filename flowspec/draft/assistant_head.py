@@ -242,7 +242,7 @@ class AssistantHead:
     def new_cache(self, positions: int) -> TreeCache:
         """An empty cache of one request, in which each position has its slot."""
         heads = {PLACE[source.kind]: source.heads for source in self._sources}
-        return TreeCache(heads=heads, memory=self.engine, slots_max=positions)
+        return TreeCache(heads, self.engine, slots_max=positions)
 
     def project(self, target_features: npt.NDArray[Any]) -> Array:
         """The target's features as they come, `[rows, 3 * hidden]`."""

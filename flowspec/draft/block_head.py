@@ -165,7 +165,7 @@ class BlockHead:
     def new_cache(self, positions: int) -> TreeCache:
         """An empty cache of one request, in which each position has its slot; a block needs its own."""
         heads = dict(enumerate(self._spec.heads))
-        return TreeCache(heads=heads, memory=self.engine, slots_max=positions + self.block.size)
+        return TreeCache(heads, self.engine, slots_max=positions + self.block.size)
 
     def project(self, target_features: npt.NDArray[Any]) -> Array:
         """The target's features `[rows, hidden * len(capture)]` as layers read them, `[rows, hidden]`."""

@@ -142,7 +142,7 @@ class EagleHead:
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
         heads = dict(enumerate(self.spec.heads))
-        return TreeCache(heads=heads, memory=self.engine, slots_max=slots_max)
+        return TreeCache(heads, self.engine, slots_max=slots_max)
 
     def project(self, target_features: npt.NDArray[Any]) -> Array:
         """The target's features `[rows, feature_width]` as `run` takes them, `[rows, hidden_size]`."""

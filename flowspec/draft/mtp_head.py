@@ -89,7 +89,7 @@ class MtpHead:
 
     def new_cache(self, slots_max: int) -> TreeCache:
         """An empty cache for one request; a `TreeBatch` over it begins at layer 0."""
-        return TreeCache(heads={0: self.spec.heads[0]}, memory=self.engine, slots_max=slots_max)
+        return TreeCache({0: self.spec.heads[0]}, self.engine, slots_max=slots_max)
 
     def target_ids(self) -> None:
         """Its ids are the target's."""

@@ -1,5 +1,5 @@
-"""What computes a model's parts on a device. There are two: programs in C on a CPU (`cpu.py`), torch on a GPU
-(`gpu.py`). Both give a row the same bits whatever rows run with it."""
+"""What computes a model's parts on a device. There are two: programs in C on a CPU (`engines.py`), torch on a
+GPU (`gpu.py`). Both give a row the same bits whatever rows run with it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.model_spec import LayerSpec, Rotary
 from flowspec.model.arithmetic.arrays import I64, Array, namespace
-from flowspec.model.attention import Angles, Memory, TreeBatch, TreeCache
+from flowspec.model.attention import Angles, Held, TreeBatch, TreeCache
 from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
 from flowspec.model.rounding import Rounded
 
@@ -19,14 +19,13 @@ from flowspec.model.rounding import Rounded
 class Pass(Protocol):
     """Runs layers with the same rows, one after another; there is one at a time."""
 
-    @property
-    def hidden(self) -> Array:
-        """Hidden states `[rows, width]`, by now."""
+    hidden: Array
+    """Hidden states `[rows, width]`, by now."""
 
     def run(self, layer: Any, angles: Angles) -> None: ...
 
 
-class Engine(Memory, Protocol):
+class Engine(Protocol):
     """Of one model in one precision. Not thread-safe: one thread runs it."""
 
     device: str
@@ -36,6 +35,7 @@ class Engine(Memory, Protocol):
 
     # ---------------------------------------------------------------------------------------- arrays
 
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
     def array(self, x: npt.NDArray[Any]) -> Array:
         """There, as it is; bfloat16 is uint16 in numpy."""
 
@@ -61,8 +61,6 @@ class Engine(Memory, Protocol):
     def joined(self, parts: Sequence[Array]) -> Array:
         """`[rows, numbers]` of several, one after another."""
         return parts[0] if len(parts) == 1 else namespace(parts[0]).concatenate(parts, 1)
-
-    # ----------------------------------------------------------------------------------------- parts
 
     def matrix(self, weights: Array) -> Matrix:
         """`[outputs, inputs]` in the dtype of rows."""
@@ -90,6 +88,9 @@ class Engine(Memory, Protocol):
     def angles(self, positions: I64, rotary: Rotary) -> Angles: ...
     def turn(self, x: Array, angles: Angles) -> Array:
         """Queries or keys `[rows, heads, width]`, turned by their positions."""
+
+    def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
+        """Keys and values `[rows, kv_heads, head_dim]` to slots of a layer's."""
 
     def function(self, x: Array, name: str) -> Array:
         """One of `plain.FUNCTIONS`, number by number, in the dtype of x."""

@@ -354,12 +354,12 @@ class Gpu(Engine):
 
     def pass_by(self, layer: _Layer, cache: TreeCache, passed: Sequence[int]) -> None:
         assert layer.spec.dense is not None
-        mixer, place = layer.spec.dense.mixer, cache.places[layer.source]
+        mixer = layer.spec.dense.mixer
         assert isinstance(mixer, DeltaRule)
         walk = walk_past(layer.source, cache, passed, mixer.length)
         lines = torch.from_numpy(walk.lines).to(self._there)
-        rows = plain.delta_rows(mixer, cache.inputs[place], lines, layer.parts.vectors)
-        plain.delta_rule(rows, cache.states[place, BASE][None], torch.from_numpy(walk.steps))
+        rows = plain.delta_rows(mixer, cache.inputs(layer.source), lines, layer.parts.vectors)
+        plain.delta_rule(rows, cache.states[layer.source][BASE][None], torch.from_numpy(walk.steps))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -428,7 +428,7 @@ class _Pass:
     def convolve(self, inputs: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
         outputs = []
         for rows, span in self._batch.of(self._layer.source):
-            held = rows.cache.inputs[rows.cache.places[self._layer.source]]  # [slots, width]
+            held = rows.cache.inputs(self._layer.source)
             held[self._slots_of(rows)] = inputs[span]
             lines = torch.from_numpy(rows.line(taps.shape[1])).to(held.device)
             outputs.append(plain.convolution(plain.seen_inputs(held, lines), taps, bias))
@@ -437,8 +437,7 @@ class _Pass:
     def sum_up(self, inputs: Tensor, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Tensor:
         outputs, layer = [], self._layer.source
         for rows, span in self._batch.of(layer):
-            place = rows.cache.places[layer]
-            held, states = rows.cache.inputs[place], rows.cache.states[place]
+            held, states = rows.cache.inputs(layer), rows.cache.states[layer]
             held[self._slots_of(rows)] = inputs[span]
             walk = walk_of(rows, layer, mixer.length)
             places = states.new_empty((walk.places, *states.shape[1:]))

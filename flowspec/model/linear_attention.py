@@ -22,20 +22,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from flowspec.model.arithmetic.arrays import I32, I64
-from flowspec.model.attention import BASE, NEAR, TreeCache, TreeRows
+from flowspec.model.attention import BASE, GAP, NEAR, TreeCache, TreeRows
 
 
 def copy_state(layer: int, cache: TreeCache, source: int, target: int) -> None:
     """Of a layer with states: that of `source` is that of `target`, too."""
-    place = cache.places[layer]
-    cache.states[place, target] = cache.states[place, source]
-    cache.lengths[place][target] = cache.lengths[place][source]
+    states, lengths = cache.states[layer], cache.lengths[layer]
+    states[target], lengths[target] = states[source], lengths[source]
 
 
 def walk_past(layer: int, cache: TreeCache, passed: Sequence[int], length: int) -> Walk:
     """The steps with which `BASE` comes to the end of slots, as if they were done: the first of these hold
     what its next step looks back at."""
-    lengths = cache.lengths[cache.places[layer]]
+    lengths = cache.lengths[layer]
     beginning = [-1] * (length - 1) if lengths[BASE] == 0 else []
     slots = np.array([*beginning, *passed], np.int64)
     lines = np.lib.stride_tricks.sliding_window_view(slots, length).copy()
@@ -47,12 +46,10 @@ def walk_past(layer: int, cache: TreeCache, passed: Sequence[int], length: int) 
 def walk_of(rows: TreeRows, layer: int, length: int) -> Walk:
     """The steps with which `NEAR` comes to the end of the output's path, as if they were done; its steps look
     at `length` positions."""
-    cache = rows.cache
-    place = cache.places[layer]
-    lengths, states = cache.lengths[place], cache.states[place]
-    lowest = int(rows.positions.min())
+    cache, lowest = rows.cache, int(rows.positions.min())
+    lengths = cache.lengths[layer]
     if lowest < lengths[BASE]:  # the text is read again from its beginning
-        states[:] = 0
+        cache.states[layer][:] = 0
         lengths[:] = [0] * len(lengths)
     elif lowest < lengths[NEAR] or lengths[NEAR] < lengths[BASE]:
         copy_state(layer, cache, BASE, NEAR)
@@ -83,8 +80,10 @@ def walk_from(rows: TreeRows, start: int, length: int) -> Walk:
     """The steps from the state of the first `start` positions to each row's own; a step looks at `length`
     positions."""
     before = length - 1
-    paths = _paths(rows, start - before)  # columns: positions from there on
-    _, firsts = np.unique(np.where(paths[:, before:] < 0, -1, paths[:, before:]), return_index=True)
+    first = start - before
+    paths = rows.sight(None).paths(first)  # columns: positions from there on
+    assert np.array_equal((paths >= 0).sum(axis=1), rows.positions + 1 - max(first, 0)), GAP
+    _, firsts = np.unique(paths[:, before:], return_index=True)
     places = np.stack(np.unravel_index(firsts, paths[:, before:].shape), axis=1)
     places = places[paths[places[:, 0], places[:, 1] + before] >= 0]
     places = places[np.argsort(places[:, 1], kind="stable")]  # of each node a row that sees it, by position
@@ -105,11 +104,8 @@ def walk_from(rows: TreeRows, start: int, length: int) -> Walk:
         end = below[0]
         step(end, 0, 0)
     reached = start + len(steps)
-    count, free, waiting = (
-        1,
-        list[int](),
-        {0: len(children.get(end, [])) + 1},
-    )  # the first place stays as it is
+    count, free = 1, list[int]()
+    waiting = {0: len(children.get(end, [])) + 1}  # the first place stays as it is
     todo = [(child, 0) for child in children.get(end, [])]
     while todo:
         node, source = todo.pop()
@@ -128,15 +124,3 @@ def walk_from(rows: TreeRows, start: int, length: int) -> Walk:
         else:
             free.append(target)
     return Walk(lines, np.array(steps, np.int32).reshape(-1, 4), count, reached)
-
-
-def _paths(rows: TreeRows, first: int) -> I64:
-    """The slots of each row's path by position from `first` on, `[rows, positions]`; -1 where there is
-    none."""
-    positions, of_slots = rows.positions, rows.key_positions
-    row, slot = np.nonzero(rows.visible & (of_slots >= max(first, 0)))
-    paths = np.full((len(positions), int(positions.max()) + 1 - first), -1, dtype=np.int64)
-    paths[row, of_slots[slot] - first] = slot
-    expected = positions + 1 - max(first, 0)
-    assert np.array_equal((paths >= 0).sum(axis=1), expected), "a row does not see the nodes right before it"
-    return paths

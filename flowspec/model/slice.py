@@ -5,18 +5,18 @@ and the samplers.
 
 *Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the
 number of layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 +
-captured so far)]`. What else layers need of a row (`Carrier`) travels between the two.
+captured so far)]`. What else layers need of a row (`carried_places`) travels between the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.core.protocol.model_spec import DeltaRule, ModelSpec, holders
+from flowspec.core.protocol.model_spec import DeltaRule, Heads, ModelSpec, holders
 from flowspec.core.protocol.precision import CACHE_AUTO, PRECISION_BYTES, cached_as, cached_bytes
 from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD
 from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
@@ -47,51 +47,8 @@ Masked = tuple[TextBefore, Mask | None]
 
 Caches = tuple[TreeCache, ...]
 """Of a request: of all layers, or where layers with a window have fewer slots, of all others and of these."""
-
-
-class Carrier:
-    """What comes to layers `[first, end)` with hidden states and goes on with them: embeddings, of which
-    layers make inputs of their own, and keys and values that an earlier layer made (Gemma 4;
-    `ModelSpec.carried_at`). A slice writes keys and values that come to its caches, as if it had made them.
-    """
-
-    def __init__(self, spec: ModelSpec, first: int, end: int, engine: Engine) -> None:
-        self._spec, self._engine = spec, engine
-        self._before, self._after = spec.carried_at(first), spec.carried_at(end)
-        self._held = holders(spec.sources, first, end)
-        self.width = spec.carried_width(first)
-        """How many numbers come with a row to a slice that is not the first."""
-        self.going_from = dict[int, int]()
-        """Of each layer whose keys and values go on, where in `TreeBatch.going` they begin."""
-        self._going_width = self._after.embedding
-        for source in self._after.sources:
-            self.going_from[source] = self._going_width
-            self._going_width += spec.layers[source].kv.numbers
-
-    def begin(self, batch: TreeBatch, hidden: Array, came: Array | None) -> None:
-        """With what `came` to a slice, `[rows, width]`; None: it is the first, whose `hidden` are
-        embeddings."""
-        engine, rows = self._engine, len(hidden)
-        if self._spec.layer_inputs:
-            batch.embedding = engine.copied(hidden) if came is None else came[:, : self._before.embedding]
-        if self._going_width:
-            batch.going = engine.zeros((rows, self._going_width), engine.dtype)
-            if self._after.embedding:
-                batch.going[:, : self._after.embedding] = batch.embedding
-        if came is None:
-            return
-        at = self._before.embedding
-        for source in self._before.sources:
-            heads = self._spec.layers[source].kv
-            part = came[:, at : at + heads.numbers]
-            at += heads.numbers
-            if batch.going is not None and source in self.going_from:
-                first = self.going_from[source]
-                batch.going[:, first : first + heads.numbers] = part
-            if source in self._held:
-                half, shape = heads.numbers // 2, (rows, heads.count, heads.width)
-                keys, values = part[:, :half].reshape(shape), part[:, half:].reshape(shape)
-                batch.write(engine, source, keys, values)
+EMBEDDING = -1
+"""What comes with hidden states beside keys and values of layers, which have numbers."""
 
 
 class Slice:
@@ -100,6 +57,10 @@ class Slice:
 
     `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order. So may
     `cache_bytes_max`, which the caches of all requests together stay below (None: no bound).
+
+    What comes to its layers with hidden states goes on with them: embeddings, of which layers make inputs of
+    their own, and keys and values that an earlier layer made (Gemma 4; `ModelSpec.carried_at`), which it
+    writes to its caches, as if it had made them.
     """
 
     def __init__(
@@ -107,29 +68,34 @@ class Slice:
     ) -> None:
         """Keys and values are held as `cache` says (`precision.cached_as`)."""
         self.spec, self.span, self.parts, self.engine = spec, span, parts, engine
-        self.cache = cache
+        self.cache, self.weight_bytes = cache, weight_bytes
+        self.device, self.dtype = engine.device, engine.dtype
         self.captures: tuple[int, ...] = ()
         self.grammars: GrammarVocabulary | None = None
         self.cache_bytes_max: int | None = None
-        self.weight_bytes = weight_bytes
-        first, end = span.first, span.end
-        self._held = [layer - first for layer in holders(spec.sources, first, end)]
-        self._windowed = [place for place in self._held if spec.windows[place + first]]
-        widths = spec.inputs[first:end]
-        self._with_inputs = [place for place, width in enumerate(widths) if width]
-        self._input_width = max(widths, default=0)
-        self._carrier = Carrier(spec, first, end, engine)
-        self.carried_width = self._carrier.width
-        states = spec.states[first:end]
-        self._with_states = [place for place, size in enumerate(states) if size]
-        self.state_bytes = STATES_HELD * STATE_BYTES * sum(states)
         self._caches: dict[int, Caches] = {}
         self._samplers: dict[int, Sampler] = {}
+        first, own = span.first, spec.layers[span.first : span.end]
+        held = holders(spec.sources, first, span.end)
+        self._held = {layer - first: spec.inputs[layer] or spec.heads[layer] for layer in held}
+        windowed = [layer - first for layer in held if spec.windows[layer]]
+        self._windowed = {place: self._held[place] for place in windowed}
+        self.slot_bytes = sum(map(self._bytes_of, self._held.values()))
+        """What is held of one node in all layers."""
+        self.windowed_slot_bytes = sum(map(self._bytes_of, self._windowed.values()))
+        """What is held of one node in layers with a window."""
+        mixers = [None if layer.dense is None else layer.dense.mixer for layer in own]
+        rules = {place: mixer for place, mixer in enumerate(mixers) if isinstance(mixer, DeltaRule)}
+        self._with_states = list(rules)
+        self._state = next(((each.heads, each.key_width, each.value_width) for each in rules.values()), ())
+        self.state_bytes = STATES_HELD * STATE_BYTES * sum(layer.state for layer in own)
+        self._coming, self._going = carried_places(spec, first), carried_places(spec, span.end)
+        self.carried_width = spec.carried_width(first)
+        """How many numbers come with a row to a slice that is not the first."""
         self.layers = []
-        for number in range(first, end):
-            own, going = spec.layers[number], self._carrier.going_from.get(number)
-            self.layers.append(engine.layer(parts.layer(number), own, own.source - first, going))
-        self._rotaries = [layer.rotary for layer in spec.layers[first:end]]
+        for number, layer in enumerate(own, first):
+            going = self._going[number].start if number in self._going else None
+            self.layers.append(engine.layer(parts.layer(number), layer, layer.source - first, going))
         if span.is_last:
             self._norm = engine.rows(spec.hidden, norm=parts.norm)
             self._lm_head = engine.rows(spec.hidden, norm=parts.norm, linear=parts.lm_head)
@@ -162,33 +128,12 @@ class Slice:
         """Its parts that a slice of these layers has, too."""
         return self.parts.kept_for(self.span, span, self.spec.is_tied)
 
-    @property
-    def device(self) -> str:
-        return self.engine.device
-
-    @property
-    def dtype(self) -> str:
-        """Of its rows."""
-        return self.engine.dtype
-
     # ------------------------------------------------------------------------------------------- caches
 
-    @property
-    def slot_bytes(self) -> int:
-        """What is held of one node in all layers."""
-        return self._slot_bytes(self._held)
-
-    @property
-    def windowed_slot_bytes(self) -> int:
-        """What is held of one node in layers with a window."""
-        return self._slot_bytes(self._windowed)
-
-    def _slot_bytes(self, layers: Sequence[int]) -> int:
-        attending = [place for place in layers if place not in self._with_inputs]
-        heads = [self.spec.heads[self.span.first + place] for place in attending]
-        of_attention = sum(2 * each.count * cached_bytes(each.width, self.cache) for each in heads)
-        of_input = self._input_width * int(PRECISION_BYTES[self.dtype])
-        return of_attention + (len(layers) - len(heads)) * of_input
+    def _bytes_of(self, held: Heads | int) -> int:
+        if isinstance(held, int):
+            return held * int(PRECISION_BYTES[self.dtype])
+        return 2 * held.count * cached_bytes(held.width, self.cache)
 
     def request_bytes(self, slots: int, window_slots: int = 0) -> int:
         """What the caches of a request may take that is opened with so many slots (as `OpenCache` says)."""
@@ -204,41 +149,26 @@ class Slice:
     @property
     def opened_bytes(self) -> int:
         """What all caches may take."""
-        return sum(
-            self.request_bytes(*(cache.slots_max for cache in caches))
-            for caches in tuple(self._caches.values())
-        )
+        opened = tuple(self._caches.values())
+        return sum(self.request_bytes(*(cache.slots_max for cache in caches)) for caches in opened)
 
     def open_cache(
         self, request: int, slots: int, window_slots: int = 0, copied: Copied | None = None
     ) -> None:
         """Layers with a window get `window_slots` (0: `slots`, as all others). What is `copied` is there at
         once: raises `ClusterError` where that is more than there is memory for."""
-        windowed = self._windowed if window_slots else []
-        caches = [self._new_cache([place for place in self._held if place not in windowed], slots)]
-        if windowed:
-            caches.append(self._new_cache(windowed, window_slots))
-        self._caches[request] = tuple(caches)
+        windowed = self._windowed if window_slots else {}
+        whole = {place: held for place, held in self._held.items() if place not in windowed}
+        caches = self._caches[request] = tuple(
+            TreeCache(layers, self.engine, most, self.cache, self._state)
+            for layers, most in ((whole, slots), (windowed, window_slots))
+            if layers or layers is whole
+        )
         if copied is not None:
             slots_there = copied.slots, copied.window_slots
-            self._reserve(self._caches[request], *map(len, slots_there))
+            self._reserve(caches, *map(len, slots_there))
             for cache, source, there in zip(caches, self._caches[copied.source], slots_there, strict=False):
                 cache.copy(source, there)
-
-    def _new_cache(self, layers: list[int], slots: int) -> TreeCache:
-        attending = [place for place in layers if place not in self._with_inputs]
-        mixers = (self.spec.layers[self.span.first + place].dense for place in self._with_states)
-        mixer = next((each.mixer for each in mixers if each is not None), None)
-        state = (mixer.heads, mixer.key_width, mixer.value_width) if isinstance(mixer, DeltaRule) else ()
-        return TreeCache(
-            heads={place: self.spec.heads[self.span.first + place] for place in attending},
-            memory=self.engine,
-            slots_max=slots,
-            held=self.cache,
-            with_inputs=[place for place in layers if place in self._with_inputs],
-            width=self._input_width,
-            state=state,
-        )
 
     def clear_slots(self, command: ClearSlots) -> None:
         if (caches := self._caches.get(command.request)) is None:
@@ -314,10 +244,10 @@ class Slice:
             hidden, came = states[:, :size], states[:, size : size + self.carried_width]
             if states.shape[1] > size + self.carried_width:
                 captured.append(states[:, size + self.carried_width :])
-        self._carrier.begin(batch, hidden, came)
+        self._carry(batch, hidden, came)
         moving = engine.begin(hidden if came is None else engine.copied(hidden), batch)
         angles = self._angles(batch)
-        for place, layer in enumerate(self.layers):
+        for number, layer in enumerate(self.layers, self.span.first):
             dead = dead_rows()
             if not dead.isdisjoint(rows):
                 kept = [index for index, row in enumerate(rows) if row not in dead]
@@ -328,11 +258,31 @@ class Slice:
                 if not rows:
                     break
                 angles = self._angles(batch)
-            if self.span.first + place in self.captures:
+            if number in self.captures:
                 captured.append(engine.copied(moving.hidden))
-            moving.run(layer, angles[self._rotaries[place]])
+            moving.run(layer, angles[self.spec.layers[number].rotary])
         going = [] if batch.going is None else [batch.going]
         return rows, engine.joined([moving.hidden, *going, *captured])
+
+    def _carry(self, batch: TreeBatch, hidden: Array, came: Array | None) -> None:
+        """With what `came` to the slice, `[rows, width]`; None: it is the first, whose `hidden` are
+        embeddings."""
+        engine, rows = self.engine, len(hidden)
+        given = {} if came is None else {name: came[:, where] for name, where in self._coming.items()}
+        if self.spec.layer_inputs and came is None:
+            given[EMBEDDING] = engine.copied(hidden)
+        batch.embedding = given.get(EMBEDDING)
+        if self._going:
+            width = self.spec.carried_width(self.span.end)
+            batch.going = engine.zeros((rows, width), engine.dtype)
+        for name, part in given.items():
+            if batch.going is not None and name in self._going:
+                batch.going[:, self._going[name]] = part
+            heads = self._held.get(place := name - self.span.first)
+            if isinstance(heads, Heads):
+                both = part.reshape(rows, 2, heads.count, heads.width)
+                for own, which in batch.of(place):
+                    engine.store(own.slots, both[which, 0], both[which, 1], own.cache.of(place))
 
     def _angles(self, batch: TreeBatch) -> list[Angles]:
         """By each of the model's position embeddings."""
@@ -365,7 +315,7 @@ class Slice:
                 rows.windowed = _through_window(rows, part.window, windowed)
             requests.append(rows)
             first += len(part.slots)
-        return TreeBatch(requests, self.span.first, np.concatenate([part.tokens for part in parts]))
+        return TreeBatch(requests, np.concatenate([part.tokens for part in parts]))
 
     def _reserve(self, caches: Caches, *slots: int) -> None:
         """Room for so many slots in each of a request's caches; raises `ClusterError` before all of them
@@ -426,6 +376,18 @@ class Slice:
                 part.sampling, self.spec.vocabulary, self.grammars
             )
         return sampler
+
+
+def carried_places(spec: ModelSpec, begin: int) -> dict[int, slice]:
+    """Which numbers of what comes to a layer with a row are keys and values of which source, and its
+    `EMBEDDING`."""
+    carried, found, at = spec.carried_at(begin), dict[int, slice](), 0
+    for name in (EMBEDDING, *carried.sources):
+        size = carried.embedding if name == EMBEDDING else spec.layers[name].kv.numbers
+        if size:
+            found[name] = slice(at, at + size)
+        at += size
+    return found
 
 
 def _masked(sampler: Sampler, part: JobPart, row: int) -> Masked:

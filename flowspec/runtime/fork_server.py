@@ -29,7 +29,7 @@ from flowspec.runtime.local import NO_MEMORY
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyfiles import device_keyring
 
-PRELOADED = ("flowspec.model.cpu", "flowspec.model.slice", "flowspec.runtime.loading")
+PRELOADED = ("flowspec.model.engines", "flowspec.model.slice", "flowspec.runtime.loading")
 
 log = logging.getLogger("flowspec")
 

@@ -13,7 +13,7 @@ from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import KINDS, Cache, Call, Part, address, kind_of, threads
 from flowspec.model.arithmetic.plain import UNIT_EPS
 from flowspec.model.attention import Held, Sight
-from flowspec.model.cpu import Cpu
+from flowspec.model.engines import Cpu
 from flowspec.model.parts import Linear, Matrix, Plain
 from flowspec.model.program import Arithmetic, Maker, Room, Rows, View
 from flowspec.model.rounding import ROUNDINGS

@@ -32,7 +32,7 @@ KV_HEADS = 2
 
 def cache_of(width: int, slots: int, held: str) -> TreeCache:
     heads = dict.fromkeys(range(2), Heads(count=KV_HEADS, width=width))
-    cache = TreeCache(heads=heads, memory=functions.engine(), slots_max=slots, held=held)
+    cache = TreeCache(heads, functions.engine(), slots_max=slots, held=held)
     cache.reserve(slots)
     return cache
 
@@ -131,7 +131,7 @@ def test_c_attends_with_the_bits_of_the_definition(
 ) -> None:
     generator = np.random.default_rng(rows * width + slots)
     heads = {0: Heads(count=kv_heads, width=width)}
-    cache = TreeCache(heads=heads, memory=functions.engine(), slots_max=slots, held=held)
+    cache = TreeCache(heads, functions.engine(), slots_max=slots, held=held)
     cache.reserve(slots)
     new = generator.standard_normal((2, slots, kv_heads, width), np.float32)
     functions.engine().store(np.arange(slots), new[0], new[1], cache.of(0))
@@ -205,8 +205,8 @@ def test_a_copy_has_each_slot_where_it_belongs_and_nothing_else(held: str, same:
 @pytest.mark.parametrize("slots", [1, BLOCK_SLOTS, BLOCK_SLOTS + 1, 600])
 def test_growth_is_foretold_to_the_byte(slots: int, held: str) -> None:
     cache = TreeCache(
-        heads={0: Heads(count=3, width=40), 1: Heads(count=3, width=40), -2: Heads(count=1, width=56)},
-        memory=functions.engine(),
+        {0: Heads(count=3, width=40), 1: Heads(count=3, width=40), -2: Heads(count=1, width=56)},
+        functions.engine(),
         slots_max=600,
         held=held,
     )
@@ -239,12 +239,12 @@ def lack_memory(*_: object) -> None:
 
 def test_a_cache_for_which_memory_lacks_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = {0: Heads(count=2, width=32), 1: Heads(count=1, width=64)}
-    cache = TreeCache(heads=heads, memory=functions.engine(), slots_max=4 * BLOCK_SLOTS, held="float32")
+    cache = TreeCache(heads, functions.engine(), slots_max=4 * BLOCK_SLOTS, held="float32")
     cache.reserve(LANES)
     write(cache, 0, np.arange(LANES), *np.ones((2, 2, LANES, 32), np.float32))
     before = [part for layer in heads for part in cache.of(layer)[:2]]
     grown = attention._grown
-    for number in range(5):  # keys and values of two kinds, then inputs
+    for number in range(4):  # keys and values of two kinds
         tried = iter([grown] * number)
         monkeypatch.setattr(attention, "_grown", lambda *own, tried=tried: next(tried, lack_memory)(*own))
         with pytest.raises(MemoryError):

@@ -24,8 +24,8 @@ from flowspec.errors import InputError
 from flowspec.model import gpu
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import DTYPES, narrowed
-from flowspec.model.cpu import Cpu
 from flowspec.model.engine import Engine
+from flowspec.model.engines import Cpu
 from flowspec.model.families import FAMILIES, check_family, decoder_config
 from flowspec.model.files import ModelFiles
 from flowspec.model.gpu import Gpu, array_of, tensor_of

@@ -17,8 +17,7 @@ from flowspec.errors import InputError
 from flowspec.folders import locked
 from flowspec.model import trials
 from flowspec.model.arithmetic import build, cases, compiled
-from flowspec.model.cpu import Cpu
-from flowspec.model.engines import engine_of
+from flowspec.model.engines import Cpu, engine_of
 from flowspec.model.trials import (
     DIGITS,
     GROUPS32,

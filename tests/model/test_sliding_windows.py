@@ -22,6 +22,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.sliding_window import SlidingWindow, window_for
 from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.core.stage.slots import CacheRoom
@@ -230,7 +231,8 @@ def test_memory_is_foretold_to_the_byte(
     whole_cache, windowed = part._caches[1]
     assert windowed is not None
     beyond = (windowed.slots - window.slots) * part.windowed_slot_bytes  # up to a whole vector of slots
-    for layer in set(part._held) - set(part._with_inputs):  # and of a value's numbers
+    attending = [layer for layer, held in part._held.items() if isinstance(held, Heads)]
+    for layer in attending:  # and of a value's numbers
         keys, values, _ = (whole_cache if layer in whole_cache else windowed).of(layer)
         beyond += values[..., keys.shape[2] :].nbytes
     assert part.cache_bytes - beyond == foretold.cache_bytes

@@ -164,11 +164,13 @@ def test_an_unseen_slot_may_hold_anything_and_a_gap_is_an_error(convolutions: Sl
     job = job_of(replace(whole, visible=seen, key_positions=np.array([0, 1, -1], dtype=np.int32)))
     _, expected = convolutions.forward(job, None)
     cache = convolutions._caches[1][0]
-    cache.inputs[:, 2:] = np.nan
+    held = [cache.inputs(layer) for layer in range(2)]
+    for each in held:
+        each[2:] = np.nan
     assert np.array_equal(convolutions.forward(job, None)[1], expected)
     convolutions.clear_slots(ClearSlots(request=1, slots=(2, 3)))
-    assert not cache.inputs[:, 2:4].any()
-    assert np.isnan(cache.inputs[:, 4:]).all()
+    assert not any(each[2:4].any() for each in held)
+    assert all(np.isnan(each[4:]).all() for each in held)
     positions = np.array([0, 2])
     gap = part_of(1, [7, 8], positions=positions, key_positions=positions.astype(np.int32))
     with pytest.raises(AssertionError, match="does not see the nodes right before it"):

@@ -33,7 +33,7 @@ from flowspec.core.stage.events import (
 )
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.attention import Angles
-from flowspec.model.cpu import _Pass
+from flowspec.model.engines import _Pass
 from flowspec.model.files import ModelFiles
 from flowspec.model.program import LayerProgram
 from flowspec.model.step_by_step import StepByStep

@@ -12,7 +12,7 @@ import pytest
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.model.accelerator import Accelerator
-from flowspec.model.cpu import Cpu
+from flowspec.model.engines import Cpu
 from flowspec.model.parts import Linear, Packed, RowsFunction
 from flowspec.model.trials import prepare
 from flowspec.plan.profile import find_profile, profile_names
