@@ -19,7 +19,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
 from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file, read_json
-from flowspec.model.families import check_family, decoder_config, raw_decoder_config
+from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import is_gguf, parts_of
@@ -279,14 +279,15 @@ class ModelFiles:
 
     def under_scheme(self, raw: Tensors) -> Tensors:
         """The tensors that a checkpoint's `raw` ones stand for."""
-        model, family = self.model, self._family
+        model, config = self.model, self.raw_config()
+        family = FAMILIES.get(str(config.get("model_type")))
         if family is not None and (family.joins_experts or (family.stacked and self.scheme is not None)):
             in_turns = family.joins_experts
             raw = Views(model, raw, joined_experts(model, raw, self.spec.experts, in_turns=in_turns))
         if self.scheme is not None:
             raw = PrequantisedTensors(model, self.scheme, raw)
         if family is not None and family.has_layer_inputs:
-            raw = Views(model, raw, layer_views(model, raw, self.raw_config()["num_hidden_layers"]))
+            raw = Views(model, raw, layer_views(model, raw, config["num_hidden_layers"]))
         return raw
 
     def extents(self) -> Extents:
