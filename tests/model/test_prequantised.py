@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -230,21 +231,28 @@ def test_a_damaged_matrix_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_gate_and_up_of_an_expert_may_have_a_scale_each(made: Callable[[str], Path], tmp_path: Path) -> None:
-    """As transformers writes experts that are not scaled by blocks; no other matrix has two scales."""
-    scales = torch.rand(6, 2, 1, generator=torch.Generator().manual_seed(1)) + 0.5
-    other = "model.language_model.layers.0.self_attn.q_proj.weight"
-    two = {f"{GATE_UP}_scale_inv": scales, f"{other}_scale_inv": torch.tensor([[1.0], [2.0]])}
-    files = damaged(made("experts stacked in fp8"), tmp_path / "two", lambda tensors: tensors.update(two))
-    config = json.loads((tmp_path / "two" / "config.json").read_text())
-    del config["quantization_config"]["weight_block_size"]
-    (tmp_path / "two" / "config.json").write_text(json.dumps(config))
-    tensors = files.tensors()
-    levels = load_file(tmp_path / "two" / "model.safetensors")[GATE_UP].float()
-    for expert in range(6):
-        name = GATE_UP.replace("experts.", f"experts.{expert}.") + ".weight"
-        gate, up = levels[expert].chunk(2)
-        expected = torch.cat([gate * scales[expert, 0], up * scales[expert, 1]])
-        assert np.array_equal(tensors.load(name, tensors.shape(name)), expected)
-    with pytest.raises(InputError, match=f"tensor {other}_scale_inv of .*: expected"):
-        tensors.load(other, tensors.shape(other))
+def test_whole_numbers_that_are_not_packed_have_zero_points(tmp_path: Path) -> None:
+    weights = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": GROUP}
+    said = {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {"group_0": {"weights": weights}},
+    }
+    generator, stem = np.random.default_rng(0), NAME.removesuffix("weight")
+    levels, zeros = (generator.integers(-8, 8, (40, count), np.int8) for count in (3 * GROUP, 3))
+    scales = generator.uniform(0.01, 0.1, (40, 3)).astype(np.float16)
+    made = {"weight": levels, "weight_scale": scales, "weight_zero_point": zeros}
+    path = tmp_path / "ct.safetensors"
+    save_arrays(
+        {stem + leaf: found for leaf, found in made.items()}, path, {"quantization_config": json.dumps(said)}
+    )
+    tensors, _ = published(path)
+    expected = np.empty((40, 3 * GROUP), np.float32)
+    for row, column in np.ndindex(expected.shape):
+        group = column // GROUP
+        level = int(levels[row, column]) - int(zeros[row, group])
+        expected[row, column] = level * float(scales[row, group])
+    assert np.array_equal(tensors.load(NAME, (40, 96)), expected)
+    assert tensors.form(NAME) == "Q5_0"
+    held = numbers_of(FORMS["Q5_0"], tensors.panels(NAME, (40, 96)))
+    assert np.array_equal(held[:40], expected)

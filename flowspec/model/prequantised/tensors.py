@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,10 @@ from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 WEIGHT = ".weight"
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word are of, the lowest bits first."""
+HALVES = np.array(LEVELS_FLOAT, np.int16)
+"""What floats of 4 bits are, in halves."""
+NEGATIVE_ZERO = 8
+"""The float of 4 bits that is 0 like another."""
 Whole = npt.NDArray[np.int16]
 Portion = tuple[Numbers, F32]
 """Numbers, most often whole ones, `[outputs, in]` and float32 scales, `[outputs, groups]`, of some
@@ -62,17 +67,14 @@ class PrequantisedTensors(Tensors):
     def shape(self, name: str) -> tuple[int, ...]:
         if not self._is_quantised(name):
             return self._raw.shape(name)
-        main, layout = next(iter(self._files[name].values())), self._scheme.layout
-        shape, each = self._raw.shape(main), self._scheme.numbers_of_a_word
+        main, each = next(iter(self._files[name].values())), self._scheme.numbers_of_a_word
+        shape = self._raw.shape(main)
         if len(shape) != 2:
             raise InputError(f"{main} of {self.model!r}: expected a matrix, got the shape {list(shape)}")
-        if layout == GPTQ:
-            return shape[1], shape[0] * each
-        if layout == AWQ:
-            return shape[1] * each, shape[0]
-        if layout in (PACKED, FOURS):
-            return shape[0], shape[1] * each
-        return shape
+        rows, columns = shape
+        packed = rows, columns * each
+        by_layout = {GPTQ: (columns, rows * each), AWQ: (columns * each, rows), PACKED: packed, FOURS: packed}
+        return by_layout.get(self._scheme.layout, shape)
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         """A matrix that is quantised in float32. Raises `InputError` for levels whose scales are missing."""
@@ -108,10 +110,11 @@ class PrequantisedTensors(Tensors):
         """Raises `InputError` for a level that the config does not tell of."""
         if self.is_rounded_anew(name):
             return super().levels(name, first, end)
-        whole, scales = self._portion(name, first, end)
-        form, groups = FORMS[self._scheme.form], -(-whole.shape[1] // GROUP)
+        form = FORMS[self._scheme.form]
         if form.has_exponents:
-            return _as_floats(whole, scales)
+            codes, exponents = self._fours(name, slice(first, end))
+            return Levels(levels=codes.reshape(len(codes), -1, GROUP), scales=exponents)
+        whole, scales = self._portion(name, first, end)
         least, most = whole.min(), whole.max()
         if least < -form.offset or most >= (1 << form.bits) - form.offset:
             raise InputError(
@@ -120,26 +123,31 @@ class PrequantisedTensors(Tensors):
                 f"{(1 << form.bits) - form.offset - 1}"
             )
         levels = fill_up((whole + form.offset).astype(np.uint8), GROUP, form.offset)
-        each = np.repeat(narrowed(scales, "float16"), groups // scales.shape[1], 1)
+        levels = levels.reshape(len(whole), -1, GROUP)
+        each = np.repeat(narrowed(scales, "float16"), levels.shape[1] // scales.shape[1], 1)
         if not np.isfinite(each).all():
             raise InputError(f"{name} of {self.model!r} has a scale that no weight has: {scales.max():g}")
-        return Levels(levels=levels.reshape(len(whole), -1, GROUP), scales=each)
-
-    # ------------------------------------------------------------------------------------------- reading
+        return Levels(levels=levels, scales=each)
 
     def _is_quantised(self, name: str) -> bool:
         return len(self._files.get(name, ())) > 1
 
     def _portion(self, name: str, first: int, end: int) -> Portion:
         """The outputs from `first`, a multiple of 16, to `end` of a matrix that is quantised."""
-        scheme, inputs = self._scheme, self.shape(name)[1]
-        groups = 1 if not scheme.group else inputs // scheme.group
-        if scheme.group and inputs % scheme.group:
-            raise InputError(
-                f"{name} of {self.model!r} has {inputs} inputs, which are no groups of {scheme.group}"
-            )
-        read = {GPTQ: self._by_inputs, AWQ: self._by_inputs, FLOATS: self._floats, FOURS: self._fours}
-        return read.get(scheme.layout, self._by_outputs)(name, groups, slice(first, end))
+        some = slice(first, end)
+        if self._scheme.layout == FLOATS:
+            return self._floats(name, some)
+        if self._scheme.layout != FOURS:
+            return self._whole_numbers(name, some)
+        codes, exponents = self._fours(name, some)
+        return HALVES[codes], np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127)
+
+    def _groups(self, name: str) -> int:
+        """In how many groups a matrix's inputs are."""
+        inputs, size = self.shape(name)[1], self._scheme.group
+        if size and inputs % size:
+            raise InputError(f"{name} of {self.model!r} has {inputs} inputs, which are no groups of {size}")
+        return inputs // size if size else 1
 
     def _tensor(self, name: str, leaf: str, shape: tuple[int, ...]) -> Numbers:
         """One of a matrix's tensors by the end of its name."""
@@ -147,53 +155,48 @@ class PrequantisedTensors(Tensors):
             raise InputError(f"model {self.model!r} has no {name.removesuffix(WEIGHT)}.{leaf}")
         return self._raw.load(self._files[name][leaf], shape)
 
-    def _by_inputs(self, name: str, groups: int, some: slice) -> Portion:
-        """GPTQ and AWQ: a column for each output, or for eight of them."""
-        scheme, (outputs, inputs) = self._scheme, self.shape(name)
-        bits, each = scheme.bits, scheme.numbers_of_a_word
-        scales = widened(self._tensor(name, "scales", (groups, outputs))[:, some].T)
-        zeros = self._tensor(name, "qzeros", (groups, outputs // each))
+    def _whole_numbers(self, name: str, some: slice) -> Portion:
+        """A matrix has a column for each output in GPTQ, for eight of them in AWQ, and a row in
+        compressed-tensors."""
+        scheme, load, (outputs, inputs) = self._scheme, partial(self._tensor, name), self.shape(name)
+        bits, each, count = scheme.bits, scheme.numbers_of_a_word, some.stop - some.start
+        words = slice(some.start // each, -(-some.stop // each))  # in which these outputs are
+        groups, zeros = self._groups(name), None
         if scheme.layout == AWQ:
-            columns = slice(some.start // each, -(-some.stop // each))
-            words = self._tensor(name, "qweight", (inputs, outputs // each))
-            whole = _of_words(words[:, columns], bits, AWQ_ORDER).T
-            offsets = _of_words(zeros[:, columns], bits, AWQ_ORDER).T
-        else:
-            words = self._tensor(name, "qweight", (inputs // each, outputs))
-            whole = _of_words(words[:, some].T, bits)
-            offsets = _of_words(zeros, bits)[:, some].T + scheme.zeros_less_one
-        places = self._places(name, "g_idx", groups)
-        return whole - offsets[:, places], scales[:, places] if scheme.has_order else scales
-
-    def _by_outputs(self, name: str, groups: int, some: slice) -> Portion:
-        """compressed-tensors' whole numbers: a row for each output."""
-        scheme, (outputs, inputs) = self._scheme, self.shape(name)
-        bits, each = scheme.bits, scheme.numbers_of_a_word
-        scales = self._scales(name, "weight_scale", groups, some)
-        places = self._places(name, "weight_g_idx", groups)
-        if scheme.layout == PACKED:
-            words = self._tensor(name, "weight_packed", (outputs, inputs // each))
-            if tuple(self._tensor(name, "weight_shape", (2,)).tolist()) != (outputs, inputs):
+            whole = _of_words(load("qweight", (inputs, outputs // each))[:, words], bits, AWQ_ORDER).T
+            zeros = _of_words(load("qzeros", (groups, outputs // each))[:, words], bits, AWQ_ORDER).T
+        elif scheme.layout == GPTQ:
+            whole = _of_words(load("qweight", (inputs // each, outputs))[:, some].T, bits)
+            zeros = _of_words(load("qzeros", (groups, outputs // each))[:, words], bits)[:, :count].T
+            zeros += scheme.zeros_less_one
+        elif scheme.layout == PACKED:
+            whole = _of_words(load("weight_packed", (outputs, inputs // each))[some], bits)
+            if tuple(load("weight_shape", (2,)).tolist()) != (outputs, inputs):
                 raise InputError(f"model {self.model!r}: expected the weight_shape {[outputs, inputs]}")
-            whole = _of_words(words[some], bits)
             if scheme.is_symmetric:
                 whole -= np.int16(1 << bits - 1)
             else:
-                zeros = self._tensor(name, "weight_zero_point", (-(-outputs // each), groups))
-                own = zeros[some.start // each : -(-some.stop // each)].T
-                whole -= _of_words(own, bits)[:, : len(whole)].T[:, places]
+                zeros = load("weight_zero_point", (-(-outputs // each), groups))[words].T
+                zeros = _of_words(zeros, bits)[:, :count].T
         else:
-            whole = self._tensor(name, "weight", (outputs, inputs))[some].astype(np.int16)
+            whole = load("weight", (outputs, inputs))[some].astype(np.int16)
             if not scheme.is_symmetric:
-                whole -= self._tensor(name, "weight_zero_point", (outputs, groups))[some][:, places]
+                zeros = load("weight_zero_point", (outputs, groups))[some]
+        if scheme.layout in (AWQ, GPTQ):
+            scales = widened(load("scales", (groups, outputs))[:, some].T)
+        else:
+            scales = self._scales(name, "weight_scale", groups, some)
+        places = self._places(name, groups)
+        if zeros is not None:
+            whole -= zeros[:, places]
         return whole, scales[:, places] if scheme.has_order else scales
 
-    def _places(self, name: str, leaf: str, groups: int) -> I64:
-        """The group of each input; raises `InputError` for a tensor `leaf` that says otherwise than the
-        config."""
+    def _places(self, name: str, groups: int) -> I64:
+        """The group of each input; raises `InputError` for a tensor that says otherwise than the config."""
         inputs = self.shape(name)[1]
         in_order = np.arange(inputs) // (inputs // groups)
-        if leaf not in self._files[name]:
+        leaf = next((leaf for leaf in self._files[name] if leaf.endswith("g_idx")), "")
+        if not leaf:
             return in_order
         found = self._tensor(name, leaf, (inputs,)).astype(np.int64)
         if not ((found >= 0) & (found < groups)).all():
@@ -205,7 +208,7 @@ class PrequantisedTensors(Tensors):
             )
         return found
 
-    def _floats(self, name: str, groups: int, some: slice) -> Portion:
+    def _floats(self, name: str, some: slice) -> Portion:
         outputs, inputs = shape = self.shape(name)
         words, leaf = self._tensor(name, "weight", shape)[some], [*self._files[name]][1]
         is_of_8_bits = self._raw.level_type(self._files[name]["weight"]) == FLOATS8
@@ -218,36 +221,23 @@ class PrequantisedTensors(Tensors):
         return numbers, np.repeat(own, columns, 1)[:, :inputs]
 
     def _scales(self, name: str, leaf: str, groups: int, some: slice) -> F32:
-        """Float32 `[outputs, groups]`; one for all is stored as one number, and as two where an expert's gate
-        and up are one matrix of floats."""
+        """Float32 `[outputs, groups]`; one for all is stored as one number."""
         own, outputs = self._files[name], self.shape(name)[0]
         stored = self._raw.shape(own[leaf]) if leaf in own else ()
         if math.prod(stored) == 1:
             one = widened(self._tensor(name, leaf, stored)).reshape(1, 1)
             return np.broadcast_to(one, (some.stop - some.start, groups))
-        has_two = self._scheme.layout == FLOATS and own["weight"].endswith("gate_up_proj.weight")
-        if has_two and stored == (2, 1) and groups == 1 and outputs % 2 == 0:
-            return np.repeat(widened(self._tensor(name, leaf, stored)), outputs // 2, 0)[some]
         expected = (outputs, groups) if len(stored) == 2 or groups > 1 else (outputs,)
         return widened(self._tensor(name, leaf, expected)[some]).reshape(-1, groups)
 
-    def _fours(self, name: str, groups: int, some: slice) -> Portion:
-        """MXFP4: two floats of 4 bits in a byte, and a power of two for 32 of them."""
+    def _fours(self, name: str, some: slice) -> tuple[Numbers, Numbers]:
+        """MXFP4: floats of 4 bits, of which a byte holds two, `[outputs, in]`, and exponents of groups."""
         outputs, inputs = self.shape(name)
         pairs = self._tensor(name, "weight_packed", (outputs, inputs // 2))[some]
-        exponents = self._tensor(name, "weight_scale", (outputs, groups))[some].astype(np.int32) - 127
-        fours = np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1)
-        return np.array(LEVELS_FLOAT, np.int16)[fours], np.ldexp(np.float32(0.5), exponents)
-
-
-def _as_floats(halves: Whole, scales: F32) -> Levels:
-    """Floats of 4 bits, in halves `[outputs, in]`, and powers of two `[outputs, groups]`, back in the bits
-    that stand for them."""
-    codes = np.zeros(2 * max(LEVELS_FLOAT) + 1, np.uint8)
-    for code, level in enumerate(LEVELS_FLOAT):
-        codes[level] = code if level else 0  # those below zero count from the end
-    levels = codes[halves].reshape(len(halves), -1, GROUP)
-    return Levels(levels=levels, scales=(np.frexp(scales)[1] + 127).astype(np.uint8))
+        exponents = self._tensor(name, "weight_scale", (outputs, self._groups(name)))[some]
+        codes = np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1)
+        codes[codes == NEGATIVE_ZERO] = 0
+        return codes, exponents.astype(np.uint8)
 
 
 def _of_words(words: Numbers, bits: int, order: tuple[int, ...] = ()) -> Whole:
