@@ -17,13 +17,22 @@ from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import LAYER_TABLE
-from flowspec.model.gguf.stated import COUNT, NEEDED, NUMBER, TEXT, TRUTH, Kind, Stated, list_of
+from flowspec.model.gguf.stated import (
+    COUNT,
+    NEEDED,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    Kind,
+    Stated,
+    count_where,
+    list_of,
+    one_of,
+)
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _SIGMOID = 2
 """How llama.cpp numbers what a router makes of its logits."""
-_SMOLLM3_WITHOUT_ROTARY = 4
-"""Each such layer of SmolLM3 has no positions, as llama.cpp has it; no file states it."""
 _STILL = 1e30
 """Frequencies that are divided by it, or by more, do not turn."""
 _FREQUENCIES = "rope_freqs.weight"
@@ -42,16 +51,10 @@ FIELDS = {
 }
 """Entries that files have, by the names of config.json."""
 _KINDS = {
-    "block_count": Kind(
-        f"a number up to {limits.LAYERS_MAX}",
-        lambda value: COUNT.accepts(value) and value <= limits.LAYERS_MAX,
-    ),
+    "block_count": count_where(f"a number up to {limits.LAYERS_MAX}", limits.LAYERS_MAX.__ge__),
     "attention.layer_norm_rms_epsilon": NUMBER,
 }
 """Of those that are no whole numbers of any size."""
-_STOPS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""Tokens that llama.cpp, too, takes for the end of an answer."""
-_UNPACKED_DTYPE = "bfloat16"
 Raw = dict[str, Any]
 """What config.json would hold, or a part of it."""
 
@@ -68,7 +71,7 @@ def config_of(file: GgufFile) -> Raw:
     if "token_embd.weight" not in file.tensors:
         raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
     own, stated = ARCHITECTURES[architecture], Stated(file, f"{architecture}.")
-    stops = [file.metadata.get(f"tokenizer.ggml.{name}") for name in _STOPS]
+    stops = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = [*dict.fromkeys(token for token in stops if type(token) is int)]
     raw: Raw = {
         "model_type": own.model_type,
@@ -95,9 +98,9 @@ def config_of(file: GgufFile) -> Raw:
 def _dtype(file: GgufFile) -> str:
     """That of the numbers as they are in the file, where none is packed."""
     kinds = {tensor.dtype for tensor in file.tensors.values()}
-    if not kinds <= {"F32", "F16", "BF16"}:
-        return _UNPACKED_DTYPE
-    return "bfloat16" if "BF16" in kinds else "float16" if "F16" in kinds else "float32"
+    if "BF16" in kinds or not kinds <= {"F32", "F16"}:
+        return "bfloat16"
+    return "float16" if "F16" in kinds else "float32"
 
 
 def _has_biases(stated: Stated) -> bool:
@@ -106,12 +109,9 @@ def _has_biases(stated: Stated) -> bool:
 
 def _of_layers(stated: Stated, key: str, layers: int, default: Any = NEEDED) -> list[int]:
     """Whole numbers that a file states once, or of each layer."""
-    each = list_of(key, layers, lambda value: all(map(COUNT.accepts, value)))
-    kind = Kind(
-        f"a number for each of {layers} layers",
-        lambda value: COUNT.accepts(value) or each.accepts(value),
-    )
-    found = stated.take(key, default, kind)
+    each = list_of("", layers, lambda value: all(map(COUNT.accepts, value)))
+    words = f"a number for each of {layers} layers"
+    found = stated.take(key, default, Kind(words, lambda value: COUNT.accepts(value) or each.accepts(value)))
     return found if isinstance(found, list) else [found] * layers
 
 
@@ -143,11 +143,9 @@ def _rotary(stated: Stated, raw: Raw) -> Raw:
     factor = float(stated.take("rope.scaling.factor", 1.0))
     attention_factor = float(stated.take("rope.scaling.attn_factor", 1.0))
     original = stated.take("rope.scaling.original_context_length", context, COUNT)
-    rope: Raw = {
-        "rope_type": "default",
-        "rope_theta": float(stated.take("rope.freq_base", 10000.0)),
-        **({} if part is None else {"partial_rotary_factor": part}),
-    }
+    rope = _plain_rope(stated.take("rope.freq_base", 10000.0))
+    if part is not None:
+        rope["partial_rotary_factor"] = part
     found: Raw = {"rope_parameters": rope}
     pairs = int(raw["head_dim"] * (part or 1.0)) // 2
     both, short, long = (_divisors(stated.file, name, pairs) for name in FACTORS)
@@ -179,9 +177,13 @@ def _rotary(stated: Stated, raw: Raw) -> Raw:
     elif kind not in ("linear", "none"):
         stated.refuse("rope.scaling.type", "linear, yarn or none without divisors", f"{kind!r:.40}")
     if raw["model_type"] == "gemma3_text":
-        near = {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa", 10000.0))}
+        near = _plain_rope(stated.take("rope.freq_base_swa", 10000.0))
         found["rope_parameters"] = {_FULL: rope, _WINDOW: near}
     return found
+
+
+def _plain_rope(theta: float) -> Raw:
+    return {"rope_type": "default", "rope_theta": float(theta)}
 
 
 def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
@@ -222,19 +224,13 @@ def _llama(stated: Stated, raw: Raw) -> Raw:
 def _guessing(stated: Stated, raw: Raw) -> int:
     """How many of a file's blocks, the last ones, are no layers and guess the tokens after the next one."""
     blocks = raw["num_hidden_layers"]
-    fewer = Kind(
-        f"a whole number, fewer than the {blocks} of block_count",
-        lambda value: COUNT.accepts(value) and value < blocks,
-    )
-    found: int = stated.take(GUESSING, 0, fewer)
-    return found
+    fewer = f"a whole number, fewer than the {blocks} of block_count"
+    return int(stated.take(GUESSING, 0, count_where(fewer, lambda value: value < blocks)))
 
 
 def _glm4_moe(stated: Stated, raw: Raw) -> Raw:
     guessing = _guessing(stated, raw)
-    stated.take(
-        "expert_gating_func", _SIGMOID, Kind(f"{_SIGMOID} (sigmoid)", lambda value: value == _SIGMOID)
-    )
+    stated.take("expert_gating_func", _SIGMOID, one_of([_SIGMOID]))
     return {
         "num_hidden_layers": raw["num_hidden_layers"] - guessing,
         "num_nextn_predict_layers": guessing,
@@ -255,10 +251,7 @@ def _qwen35(stated: Stated, raw: Raw) -> Raw:
     has_three = Kind("no fourth section", lambda value: type(value) is list and not any(value[3:]))
     stated.take("rope.dimension_sections", None, has_three)
     stated.take(_NEURONS, None)  # nothing is as wide in a mixture
-    multiple = Kind(
-        f"a multiple of ssm.time_step_rank, {heads}",
-        lambda value: COUNT.accepts(value) and not value % heads,
-    )
+    multiple = count_where(f"a multiple of ssm.time_step_rank, {heads}", lambda value: not value % heads)
     return {
         "num_hidden_layers": layers,
         "mtp_num_hidden_layers": guessing,
@@ -277,12 +270,9 @@ def _gpt_oss(stated: Stated, raw: Raw) -> Raw:
 
 
 def _smollm3(stated: Stated, raw: Raw) -> Raw:
-    layers = range(1, raw["num_hidden_layers"] + 1)
-    return {
-        "no_rope_layers": [int(layer % _SMOLLM3_WITHOUT_ROTARY != 0) for layer in layers],
-        "no_rope_layer_interval": _SMOLLM3_WITHOUT_ROTARY,
-        "use_sliding_window": False,
-    }
+    """Each fourth layer has no positions, as llama.cpp has it; no file states it."""
+    have_positions = [int(layer % 4 != 0) for layer in range(1, raw["num_hidden_layers"] + 1)]
+    return {"no_rope_layers": have_positions, "no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
 def _granite(stated: Stated, raw: Raw) -> Raw:
@@ -342,10 +332,10 @@ def _gemma4(stated: Stated, raw: Raw) -> Raw:
         "attention_bias": _has_biases(stated),
         "attention_k_eq_v": bool(own) and not have_values,
         "rope_parameters": {
-            _WINDOW: {"rope_type": "default", "rope_theta": float(stated.take("rope.freq_base_swa"))},
+            _WINDOW: _plain_rope(stated.take("rope.freq_base_swa")),
             _FULL: {
+                **_plain_rope(stated.take("rope.freq_base")),
                 "rope_type": "proportional",
-                "rope_theta": float(stated.take("rope.freq_base")),
                 "partial_rotary_factor": _turning(file, raw["global_head_dim"]),
             },
         },

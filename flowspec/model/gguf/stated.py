@@ -41,6 +41,10 @@ _NEUTRAL = {
 """Keys with the value that says no more than without them."""
 
 
+def count_where(words: str, accepts: Callable[[int], bool]) -> Kind:
+    return Kind(words, lambda value: COUNT.accepts(value) and accepts(value))
+
+
 def one_of(values: Collection[Any]) -> Kind:
     return Kind(f"one of {', '.join(map(str, values))}", lambda value: value in list(values))
 

@@ -7,16 +7,15 @@ is to it BPE whose merges come in the order of scores. Where llama.cpp and token
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from flowspec.core.protocol import limits
-from flowspec.errors import InputError
 from flowspec.model.gguf.file import GgufFile, GgufTexts
 from flowspec.model.gguf.splits import SPLITS
+from flowspec.model.gguf.stated import TEXT, TEXTS, TRUTH, Kind, Stated, list_of, one_of
 from flowspec.model.imports import IMPORTING
 
 _PREFIX = "tokenizer.ggml."
@@ -38,49 +37,42 @@ _ENDS_MESSAGE, _HARMONY = "<|end|>", {"<|return|>", "<|call|>"}
 """Where a vocabulary has the latter, the first ends a message of an answer that goes on."""
 _ENDS = {("llama", "bos"): 1, ("llama", "eos"): 2}
 """Tokens that files of a kind of tokenizer need not name."""
-_Built = tuple[Tokenizer, bool]
-"""A tokenizer without its added tokens, and whether it adds a BOS token where a file says nothing of it."""
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 """Behind its other special tokens, Phi-3 drops spaces."""
+Merges = list[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """Text and kind of each token, by id."""
+    """Text and kind of each token, by id, and the ids by text."""
 
-    file: GgufFile
+    stated: Stated
     tokens: list[str]
     kinds: list[int]
+    ids: dict[str, int]
 
     @staticmethod
     def read(file: GgufFile) -> _Vocabulary:
-        tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(_texts(file, "tokens"))]
-        ids = dict(zip(tokens, range(len(tokens)), strict=True))
+        stated = Stated(file, _PREFIX)
+        tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(_texts(stated, "tokens"))]
+        ids = {text: token for token, text in enumerate(tokens)}
         for token, text in enumerate(tokens):
             if ids[text] != token:
-                raise _broken(file, "tokens", "each token once", f"{text!r:.80} twice")
-        kinds = _numbers(file, "token_type", len(tokens), (int,), default=_NORMAL)
+                stated.refuse("tokens", "each token once", f"{text!r:.80} twice")
+        kinds = stated.take("token_type", [_NORMAL] * len(tokens), _one_each(tokens, int))
         kinds = [_CONTROL if text in _STOPS else kind for text, kind in zip(tokens, kinds, strict=True)]
-        return _Vocabulary(file, tokens, kinds)
-
-    @property
-    def ids(self) -> dict[str, int]:
-        return {text: token for token, text in enumerate(self.tokens)}
+        return _Vocabulary(stated, tokens, kinds, ids)
 
     def named(self, name: str, default: int | None = None) -> str | None:
         """The text of the token that the file names for a purpose."""
-        token = self.file.metadata.get(f"{_PREFIX}{name}_token_id", default)
-        if token is None:
-            return None
-        if type(token) is not int or not 0 <= token < len(self.tokens):
-            expected = f"a token below {len(self.tokens)}"
-            raise _broken(self.file, f"{name}_token_id", expected, f"{token!r:.40}")
-        return self.tokens[token]
+        count = len(self.tokens)
+        known = Kind(f"a token below {count}", lambda value: type(value) is int and 0 <= value < count)
+        token = self.stated.take(f"{name}_token_id", default, known)
+        return None if token is None else self.tokens[token]
 
     def added(self) -> list[AddedToken]:
         """Those that are found in a text as they are, before anything is done to it."""
-        found = zip(self.tokens, self.kinds, strict=True)
-        drops_spaces = _is_phi3(self.file)
+        drops_spaces = _is_phi3(self.stated.file)
         return [
             AddedToken(
                 text,
@@ -88,9 +80,36 @@ class _Vocabulary:
                 special=kind != _USER_DEFINED,
                 rstrip=drops_spaces and text not in _PHI3_KEEPS_SPACES,
             )
-            for text, kind in found
+            for text, kind in zip(self.tokens, self.kinds, strict=True)
             if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
         ]
+
+    def merges(self) -> Merges:
+        """Those that the file lists."""
+        found = []
+        for merge in _texts(self.stated, "merges"):
+            at = merge.find(" ", 1)
+            left, right = merge[:at], merge[at + 1 :]
+            if at < 0 or not {left, right, left + right} <= self.ids.keys():
+                self.stated.refuse("merges", "two tokens that make a third", f"{merge!r:.80}")
+            found.append((left, right))
+        return found
+
+    def merges_by_score(self) -> Merges:
+        """All pairs of tokens that make a token, that of the highest score first; where scores are equal, in
+        transformers' order."""
+        scores = self.stated.take("scores", kind=_one_each(self.tokens, int, float))
+        merges = []
+        for text, score, kind in zip(self.tokens, scores, self.kinds, strict=True):
+            if kind not in (_NORMAL, _USER_DEFINED, _UNUSED):
+                continue
+            if len(text) > _PIECE_CHARS_MAX:
+                expected = f"tokens of up to {_PIECE_CHARS_MAX} characters"
+                self.stated.refuse("tokens", expected, f"one of {len(text)}")
+            cuts = (at for at in range(1, len(text)) if text[:at] in self.ids and text[at:] in self.ids)
+            merges += [(score, at, len(text) - at, text) for at in cuts]
+        merges.sort(key=lambda merge: merge[:3], reverse=True)
+        return [(text[:at], text[at:]) for _, at, _, text in merges]
 
 
 def load(file: GgufFile) -> Any:
@@ -101,154 +120,75 @@ def load(file: GgufFile) -> Any:
     with IMPORTING:
         from transformers import PreTrainedTokenizerFast
 
-    kind = file.metadata.get(f"{_PREFIX}model")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise _broken(file, "model", f"one of {', '.join(_KINDS)}", f"{kind!r:.80}", "use another file")
-    template = file.metadata.get("tokenizer.chat_template")
-    if type(template) not in (str, type(None)):
-        raise InputError(f"{file.path}: tokenizer.chat_template: expected a text, got {template!r:.80}")
     vocabulary = _Vocabulary.read(file)
-    tokenizer, adds_bos = _KINDS[kind](vocabulary)
-    bos, eos = (vocabulary.named(name, _ENDS.get((kind, name))) for name in ("bos", "eos"))
+    stated = vocabulary.stated
+    kind = stated.take("model", kind=one_of(("llama", "gpt2", "gemma4")))
+    adds_bos = True
+    own_ends: tuple[int | None, int | None] = None, None
+    if kind == "gpt2":
+        tokenizer, adds_bos = _byte_level(vocabulary)
+    elif kind == "gemma4":
+        tokenizer = _of_characters(vocabulary, vocabulary.merges(), vocabulary.named("unknown"))
+    else:
+        own_ends = 1, 2
+        merges, unknown = vocabulary.merges_by_score(), vocabulary.named("unknown", 0)
+        has_prefix = stated.take("add_space_prefix", True, TRUTH)
+        tokenizer = _of_characters(vocabulary, merges, unknown, has_prefix=has_prefix)
     tokenizer.add_tokens(vocabulary.added())
-    tokenizer.post_processor = _ends(vocabulary, bos, eos, adds_bos=adds_bos)
+    parts, tokens = ["$A"], []  # what is put before and behind every text
+    bos, eos = (vocabulary.named(*end) for end in zip(("bos", "eos"), own_ends, strict=True))
+    for name, token, is_added in (("bos", bos, adds_bos), ("eos", eos, False)):
+        if not stated.take(f"add_{name}_token", is_added, TRUTH):
+            continue
+        if token is None:
+            stated.refuse(f"{name}_token_id", f"a token with {_PREFIX}add_{name}_token", "nothing")
+        parts.insert(0 if name == "bos" else len(parts), name)
+        tokens.append({"id": name, "ids": [vocabulary.ids[token]], "tokens": [token]})
+    tokenizer.post_processor = processors.TemplateProcessing(single=parts, special_tokens=tokens)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=bos,
         eos_token=eos,
         unk_token=vocabulary.named("unknown"),
-        chat_template=template,
+        chat_template=Stated(file, "tokenizer.").take("chat_template", None, TEXT),
     )
 
 
-def _ends(vocabulary: _Vocabulary, bos: str | None, eos: str | None, *, adds_bos: bool) -> Any:
-    """What is put before and behind every text."""
-    file, parts, tokens = vocabulary.file, ["$A"], []
-    for name, token, is_default in (("bos", bos, adds_bos), ("eos", eos, False)):
-        if not _flag(file, f"add_{name}_token", is_default=is_default):
-            continue
-        if token is None:
-            raise InputError(
-                f"{file.path}: expected {_PREFIX}{name}_token_id with {_PREFIX}add_{name}_token; convert the "
-                "model again"
-            )
-        parts.insert(0 if name == "bos" else len(parts), name)
-        tokens.append({"id": name, "ids": [vocabulary.ids[token]], "tokens": [token]})
-    return processors.TemplateProcessing(single=parts, special_tokens=tokens)
-
-
-def _flag(file: GgufFile, name: str, *, is_default: bool) -> bool:
-    found = file.metadata.get(_PREFIX + name, is_default)
-    if type(found) is not bool:
-        raise _broken(file, name, "true or false", f"{found!r:.80}")
-    return found
-
-
-def _sentencepiece(vocabulary: _Vocabulary) -> _Built:
-    file, ids = vocabulary.file, vocabulary.ids
-    has_prefix = _flag(file, "add_space_prefix", is_default=True)
-    model = models.BPE(
-        vocab=ids,
-        merges=_merges_by_score(vocabulary),
-        unk_token=vocabulary.named("unknown", 0),
-        fuse_unk=True,
-        byte_fallback=True,
+def _of_characters(
+    vocabulary: _Vocabulary, merges: Merges, unknown: str | None, *, has_prefix: bool = False
+) -> Tokenizer:
+    """BPE over characters as SentencePiece writes them, or their bytes; with a prefix each text between
+    special tokens begins with a space of its own."""
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary.ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
-    # Each text between special tokens begins with a space of its own.
     prefix = [normalizers.Prepend(_SPACE)] if has_prefix else []
     strip = [decoders.Strip(" ", 1, 0)] if has_prefix else []
-    tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
-    tokenizer.decoder = decoders.Sequence([*_of_pieces(), *strip])
-    return tokenizer, True
+    spaces = decoders.Replace(_SPACE, " ")
+    tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return tokenizer
 
 
-def _of_pieces() -> list[Any]:
-    return [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-
-
-def _merges_by_score(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    """All pairs of tokens that make a token, that of the highest score first; in transformers' order where
-    scores are equal."""
-    file, tokens, ids = vocabulary.file, vocabulary.tokens, vocabulary.ids
-    scores = _numbers(file, "scores", len(tokens), (int, float))
-    merges = []
-    for text, score, kind in zip(tokens, scores, vocabulary.kinds, strict=True):
-        if kind not in (_NORMAL, _USER_DEFINED, _UNUSED):
-            continue
-        if len(text) > _PIECE_CHARS_MAX:
-            expected = f"tokens of up to {_PIECE_CHARS_MAX} characters"
-            raise _broken(file, "tokens", expected, f"one of {len(text)}")
-        cuts = (at for at in range(1, len(text)) if text[:at] in ids and text[at:] in ids)
-        merges += [(score, at, len(text) - at, text) for at in cuts]
-    merges.sort(key=lambda merge: merge[:3], reverse=True)
-    return [(text[:at], text[at:]) for _, at, _, text in merges]
-
-
-def _byte_level(vocabulary: _Vocabulary) -> _Built:
-    file = vocabulary.file
-    name = file.metadata.get(f"{_PREFIX}pre")
-    split = SPLITS.get(name) if isinstance(name, str) else None
-    if split is None:
-        known = ", ".join(sorted(SPLITS))
-        raise InputError(
-            f"{file.path}: tokenizer.ggml.pre: expected one of {known}, got {name!r:.80}; convert the model "
-            "again with a new llama.cpp"
-        )
-    model = models.BPE(
-        vocab=vocabulary.ids, merges=_merges_of_file(vocabulary), ignore_merges=split.ignores_merges
-    )
-    tokenizer = Tokenizer(model)
+def _byte_level(vocabulary: _Vocabulary) -> tuple[Tokenizer, bool]:
+    """A tokenizer, and whether it adds a BOS token where a file says nothing of it."""
+    split = SPLITS[vocabulary.stated.take("pre", kind=one_of(sorted(SPLITS)))]
+    merges, has_whole = vocabulary.merges(), split.ignores_merges
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=has_whole))
     if split.is_composed:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in split.patterns]
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, split.adds_bos
-
-
-def _gemma4(vocabulary: _Vocabulary) -> _Built:
-    """BPE with merges of its own, over characters as SentencePiece writes them."""
-    model = models.BPE(
-        vocab=vocabulary.ids,
-        merges=_merges_of_file(vocabulary),
-        unk_token=vocabulary.named("unknown"),
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    tokenizer = Tokenizer(model)
-    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
-    tokenizer.decoder = decoders.Sequence(_of_pieces())
-    return tokenizer, True
-
-
-_KINDS: dict[str, Callable[[_Vocabulary], _Built]] = {
-    "llama": _sentencepiece,
-    "gpt2": _byte_level,
-    "gemma4": _gemma4,
-}
-
-
-def _merges_of_file(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
-    merges, ids = [], vocabulary.ids
-    for merge in _texts(vocabulary.file, "merges"):
-        at = merge.find(" ", 1)
-        left, right = merge[:at], merge[at + 1 :]
-        if at < 0 or left not in ids or right not in ids or left + right not in ids:
-            raise _broken(vocabulary.file, "merges", "two tokens that make a third", f"{merge!r:.80}")
-        merges.append((left, right))
-    return merges
 
 
 def stop_ids(file: GgufFile) -> frozenset[int]:
     """Tokens of the vocabulary that by their names end an answer, whether or not the file says so."""
     if not isinstance(file.metadata.get(f"{_PREFIX}tokens"), GgufTexts):
         return frozenset()
-    texts = _texts(file, "tokens")
+    texts = _texts(Stated(file, _PREFIX), "tokens")
     stops = _STOPS - {_ENDS_MESSAGE} if set(texts) >= _HARMONY else _STOPS
     return frozenset(token for token, text in enumerate(texts) if text in stops)
 
@@ -269,34 +209,17 @@ def _is_phi3(file: GgufFile) -> bool:
     return "phi-3" in name or "phi3" in name or kind == ("phi3", "llama")
 
 
-def _texts(file: GgufFile, name: str) -> list[str]:
-    found = file.metadata.get(_PREFIX + name)
-    if not isinstance(found, GgufTexts):
-        raise _broken(file, name, "a list of texts", "nothing" if found is None else f"{found!r:.40}")
+def _texts(stated: Stated, name: str) -> list[str]:
+    found: GgufTexts = stated.take(name, kind=TEXTS)
     if found.end - found.start > limits.JSON_BYTES_MAX:
-        expected = f"at most {limits.JSON_BYTES_MAX >> 20} MiB"
-        raise _broken(file, name, expected, f"{-(-(found.end - found.start) >> 20)} MiB", "use another file")
+        size = -(-(found.end - found.start) >> 20)
+        stated.refuse(name, f"at most {limits.JSON_BYTES_MAX >> 20} MiB", f"{size} MiB")
     return found.read()
 
 
-def _numbers(
-    file: GgufFile, name: str, count: int, kinds: tuple[type, ...], default: int | None = None
-) -> list[Any]:
-    """One for each token."""
-    found = file.metadata.get(_PREFIX + name)
-    if found is None and default is not None:
-        return [default] * count
-    if not isinstance(found, list):
-        raise _broken(file, name, "a list of numbers", "nothing" if found is None else f"{found!r:.40}")
-    if len(found) != count:
-        raise _broken(file, name, f"one for each of {count} tokens", f"{len(found)}")
-    for number in found:
-        if type(number) not in kinds or number != number:
-            raise _broken(file, name, "numbers", f"{number!r:.40}")
-    return found
-
-
-def _broken(
-    file: GgufFile, name: str, expected: str, got: str, advice: str = "convert the model again"
-) -> InputError:
-    return InputError(f"{file.path}: {_PREFIX}{name}: expected {expected}, got {got}; {advice}")
+def _one_each(tokens: list[str], *types: type) -> Kind:
+    return list_of(
+        f"one number for each of {len(tokens)} tokens",
+        len(tokens),
+        lambda value: all(type(number) in types and number == number for number in value),
+    )
