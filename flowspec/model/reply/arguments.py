@@ -4,8 +4,8 @@ in tags, as `json_calls.py` and `xml_calls.py` read them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowspec.core.protocol import limits
@@ -18,54 +18,35 @@ from flowspec.model.reply.xml_calls import types_of
 
 Schema = Mapping[str, Any]
 Arguments = Callable[[Rules, Schema], str]
-"""What the arguments of a schema are between a call's beginning and its end; raises `InputError` where that
-cannot be said."""
-_IDENTIFYING = frozenset(("$schema", "$id"))
+"""What the arguments of a schema are in a call; raises `InputError` where that cannot be said."""
+_IDS = frozenset(("$schema", "$id"))
 _ANY_OTHER = frozenset(("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if"))
 """What says which properties there may be beside those of `properties`."""
-_OF_OBJECTS = _IDENTIFYING | {
-    "type",
-    "properties",
-    "required",
-    "additionalProperties",
-    "$defs",
-    "definitions",
-}
+_OF_OBJECTS = _IDS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
 _OF_TEXTS = frozenset(("type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"))
+_REFERENCE = re.compile(r'"\$ref":"([^"]*)"')
 _TAG = "</parameter>"
-_CLOSE = f"\n{_TAG}"
+_CLOSE = f"\n{_TAG}\n"
 
 
 def arguments_of(rules: Rules, tools: Sequence[Tool], written: Arguments) -> dict[str, str]:
-    """What the arguments of each of the tools are, by its name. Raises `InputError`, before any schema is
-    looked into where all of them together are too large, else with the name of the tool."""
-    schemas: dict[str, Schema] = {}
-    bytes_count = size = 0
+    """What the arguments of each of the tools are, by its name. Raises `InputError` with that name."""
+    found, length, size, most = {}, 0, 0, limits.GRAMMAR_BYTES_MAX
     for tool in tools:
-        with _named(tool.name):
-            schema = schemas[tool.name] = _schema(tool)
-            bytes_count += len(schema_text(schema).encode("utf-8", "surrogatepass"))
+        try:
+            schema = _schema(tool)
+            text = schema_text(schema)
+            length += len(text.encode("utf-8", "surrogatepass"))
+            if length > most:
+                raise InputError(f"the parameters of all tools: expected at most {most} bytes, got {length}")
             size += size_of(schema)
-    what = "the parameters of all tools"
-    if bytes_count > limits.GRAMMAR_BYTES_MAX:
-        raise InputError(f"{what}: expected at most {limits.GRAMMAR_BYTES_MAX} bytes, got {bytes_count}")
-    check_size(size, what)
-    found = {}
-    for name, schema in schemas.items():
-        with _named(name):
-            check_grammar("json_schema", schema_text(schema))
-            found[name] = written(rules, schema)
+            check_size(size, "the parameters of all tools")
+            check_grammar("json_schema", text)
+            found[tool.name] = written(rules, schema)
+        except (InputError, RecursionError) as error:
+            why = error if isinstance(error, InputError) else "expected fewer schemas in schemas"
+            raise InputError(f"the parameters of {tool.name!r} cannot be obeyed: {why}") from None
     return found
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Has what is refused of a tool say its name."""
-    try:
-        yield
-    except (InputError, RecursionError) as error:
-        why = error if isinstance(error, InputError) else "expected fewer schemas in schemas"
-        raise InputError(f"the parameters of {name!r} cannot be obeyed: {why}") from None
 
 
 def _schema(tool: Tool) -> Schema:
@@ -77,26 +58,18 @@ def _schema(tool: Tool) -> Schema:
 
 
 def _undescribed(schema: Any, *, are_named: bool = False) -> Any:
-    """A schema, or schemas by their names, without the words that only describe, which are most of many a
-    tool's."""
+    """A schema, or schemas that `are_named`, without the words that describe, which are most of many."""
     if isinstance(schema, list):
         return [_undescribed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found = {}
-    for word, said in schema.items():
-        if are_named:
-            found[word] = _undescribed(said)
-        elif word in ("enum", "const"):
-            found[word] = said
-        elif word not in DESCRIBING - _IDENTIFYING:
-            found[word] = _undescribed(said, are_named=word in NAMED_SCHEMAS)
-    return found
-
-
-def json_arguments(rules: Rules, schema: Schema) -> str:
-    """As JSON."""
-    return rules.json(schema)
+    if are_named:
+        return {name: _undescribed(each) for name, each in schema.items()}
+    return {
+        word: said if word in ("enum", "const") else _undescribed(said, are_named=word in NAMED_SCHEMAS)
+        for word, said in schema.items()
+        if word not in DESCRIBING - _IDS
+    }
 
 
 def xml_arguments(rules: Rules, schema: Schema) -> str:
@@ -115,9 +88,7 @@ def xml_arguments(rules: Rules, schema: Schema) -> str:
     for name, inner in fields.items():
         if not name or name != name.strip() or any(sign in name for sign in "<>\n"):
             raise InputError(f"expected names without <, > and white space around them, got {name!r:.80}")
-        argument = sequence(
-            rules.spelled(f"<parameter={name}>\n"), _value(rules, schema, inner), rules.spelled("\n")
-        )
+        argument = sequence(rules.spelled(f"<parameter={name}>\n"), _value(rules, schema, inner))
         arguments.append(argument if name in needed else f"({argument})?")
     return sequence(*arguments)
 
@@ -137,13 +108,11 @@ def _texts(rules: Rules, schema: Schema) -> list[str]:
         raise InputError(
             f"{min(unknown)!r:.40} of a text is not obeyed in this model's format, which has no quotes"
         )
-    word = next((word for word in ("anyOf", "oneOf") if word in schema), None)
-    if word is not None:
-        texts = [each for each in schema[word] if "string" in types_of(each)]
-        if len(schema) > 1 or (word == "oneOf" and len(texts) > 1):
-            raise InputError(
-                f"{word}: expected nothing beside it, and one text in oneOf, in this model's format"
-            )
+    ways = schema.get("anyOf", schema.get("oneOf"))
+    if ways is not None:
+        texts = [each for each in ways if "string" in types_of(each)]
+        if len(schema) > 1 or ("oneOf" in schema and len(texts) > 1):
+            raise InputError("anyOf, oneOf: expected no more, and one text in oneOf, in this model's format")
         return [text for each in texts for text in _texts(rules, each)]
     least, most = schema.get("minLength", 0), schema.get("maxLength", math.inf)
     if "enum" in schema or "const" in schema:
@@ -153,11 +122,7 @@ def _texts(rules: Rules, schema: Schema) -> list[str]:
             raise InputError(f"expected texts without {_TAG}, got {wrong[0]!r:.80}")
         found = [rules.spelled(each + _CLOSE) for each in texts]
     else:
-        found = (
-            [rules.text_up_to(_CLOSE, [_TAG], least=least, most=schema.get("maxLength"))]
-            if least <= most
-            else []
-        )
+        found = [rules.behind(rules.text([_TAG], least=least, most=most), _CLOSE)] if least <= most else []
     if not found:
         raise InputError("expected what some text satisfies, got what none does")
     return found
@@ -168,22 +133,11 @@ def _alone(root: Schema, schema: Any) -> Schema:
     schema = {} if schema is True else schema
     if not isinstance(schema, Mapping):
         raise InputError(f"expected a JSON schema, got {schema!r:.80}")
-    if any(_references(schema)):
+    if _REFERENCE.search(schema_text(schema)):
         schema = {**schema, **{word: root[word] for word in ("$defs", "definitions") if word in root}}
-    for found in _references(schema):
+    for found in _REFERENCE.findall(schema_text(schema)):
         if not found.startswith(("#/$defs/", "#/definitions/")):
             raise InputError(
                 f"$ref: expected one to $defs or definitions, in this model's format, got {found!r:.80}"
             )
     return schema
-
-
-def _references(schema: Any) -> Iterator[str]:
-    """To what a schema and those in it refer."""
-    if isinstance(schema, Mapping):
-        if isinstance(found := schema.get("$ref"), str):
-            yield found
-        schema = list(schema.values())
-    if isinstance(schema, list):
-        for each in schema:
-            yield from _references(each)

@@ -1,11 +1,10 @@
 """What a reply must be that calls tools by their schemas, or is a text of a format: a grammar of all that the
-model writes, with its thoughts, in its own format. What it allows, the reader of the same form reads as calls
-that the schemas allow, or as such a text.
+model writes, with free thoughts, in its own format. What it allows, the reader of the same form reads as
+calls that the schemas allow, or as such a text.
 
-- A mark that is a token of its own is possible where the grammar names it, and nowhere else; one that the
-  vocabulary spells with other tokens is a text like any other. No free text has a mark in it as a text, since
-  it would be read as one.
-- Thoughts are free, up to their end.
+A mark that is a token of its own is possible where the grammar names it, and nowhere else; one that the
+vocabulary spells with other tokens is a text like any other. No free text has a mark in it as a text, since
+it would be read as one.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, rule_of
@@ -22,8 +22,7 @@ from flowspec.model.reply.form import CHANNELS, CallFormat, ReplyForm
 from flowspec.model.reply.parts import Tool
 from flowspec.model.reply.rules import Rules, sequence
 
-_SPACE = r"/[ \n]{0,4}/"
-"""Before thoughts (GLM), and between them and what follows, if that is no text."""
+_SPACE = r"/[ \n]{0,4}/"  # before thoughts (GLM), and between them and what follows, if that is no text
 _NO_OBJECT = r"/[\s\x1c-\x1f]*([^\s\x1c-\x1f{](?s:.*))?/"
 
 
@@ -43,8 +42,7 @@ class Wanted:
         return not self.is_required and self.answer is None
 
 
-@dataclass(frozen=True, slots=True)
-class BoundReply:
+class BoundReply(NamedTuple):
     """A `Grammar` of kind `reply`, but for what ends it."""
 
     text: str
@@ -58,10 +56,9 @@ def bound_reply(form: ReplyForm, wanted: Wanted, tokens: Mapping[str, int], *, m
     if form.is_in_channels:
         start = _in_channels(rules, wanted)
     else:
-        start = sequence(
-            _thoughts(rules, form, wanted, may_think=may_think), _behind_thoughts(rules, form, wanted)
-        )
-    return BoundReply(rules.grammar(start), rules.marks)
+        thoughts = _thoughts(rules, form, wanted, may_think=may_think)
+        start = sequence(thoughts, _behind_thoughts(rules, form, wanted))
+    return BoundReply(rules.grammar(start), tuple(rules.marks))
 
 
 def bound_text(form: ReplyForm, kind: str, text: str, tokens: Mapping[str, int]) -> BoundReply:
@@ -77,12 +74,11 @@ def may_think_first(form: ReplyForm, kind: str, text: str, *, may_think: bool) -
         return True
     if form.thoughts is None or kind == "lark" or not (form.is_thinking or may_think):
         return False
-    if kind != "regex":
-        return True
     rules = Rules({}, ())
     try:
-        check_grammar(kind, text)
-        check_grammar("reply", rules.grammar(_text_of(rules, form, kind, text)))
+        if kind == "regex":
+            check_grammar(kind, text)
+            check_grammar("reply", rules.grammar(_text_of(rules, form, kind, text)))
     except InputError:
         return False
     return True
@@ -103,7 +99,7 @@ def _thoughts(rules: Rules, form: ReplyForm, wanted: Wanted, *, may_think: bool)
     if thoughts is None or not (form.is_thinking or may_think):
         return ""
     space = "" if wanted.is_free else _SPACE
-    rest = sequence(rules.text_up_to(thoughts.end, [thoughts.end]), space)
+    rest = sequence(rules.behind(rules.text([thoughts.end]), thoughts.end), space)
     return rest if form.is_thinking else f"({rules.behind(_SPACE, thoughts.begin)} {rest})?"
 
 
@@ -127,7 +123,8 @@ def _behind_thoughts(rules: Rules, form: ReplyForm, wanted: Wanted) -> str:
         return f"({block} | {rules.rule(rule_of(*wanted.answer))})"
     without = [*calls.marks, *(() if form.thoughts is None else (form.thoughts.begin,))]
     first = _NO_OBJECT if calls.is_bare else ""
-    head, text = rules.text_up_to(mark, without, first=first), rules.text(without, first=first)
+    text = rules.text(without, first=first)
+    head = rules.behind(text, mark)
     if calls.is_bare:
         return f"({_SPACE} {block} | {head} {block} | {text})"
     if wanted.is_single or calls.is_last:

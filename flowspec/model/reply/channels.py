@@ -12,12 +12,9 @@ from flowspec.model.reply.parts import Kind, Part
 
 START, CHANNEL, MESSAGE, END = MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
 """Before whose turn it is, before a channel's name, before a message, and behind it."""
-CONSTRAIN = "<|constrain|>"
-"""In a header, before the form that a message has."""
-_TO = re.compile(r"to=(\S+)")
-_RECIPIENT = " to="
-"""What a reply begins with that is addressed to a reader: the prompt's end has the rest of its header."""
-_FUNCTIONS = "functions."
+CONSTRAIN = "<|constrain|>"  # in a header, before the form that a message has
+_CALL = re.compile(r"to=functions\.(\S+)")
+_RECIPIENT = " to="  # begins a reply of which the prompt's end has the rest of the header
 
 
 class ChannelReader:
@@ -54,8 +51,11 @@ class ChannelReader:
         return [Part(self._kind, text)] if text and self._kind is not None else []
 
     def finish(self) -> list[Part]:
-        """At the reply's end: what was held back."""
-        return self._end_message()
+        """At a message's end, and the reply's: what was held back."""
+        begun, kind, self._begun, self._kind = self._begun, self._kind, None, None
+        if kind == "arguments":
+            return [Part("end")]
+        return [Part("content", begun)] if begun else []
 
     def _mark(self, mark: str) -> list[Part]:
         if mark == CONSTRAIN:
@@ -64,7 +64,7 @@ class ChannelReader:
             return []
         if mark == CHANNEL and self._begun:
             self._header, self._begun = self._begun, None
-        header, ended = self._header or "", self._end_message()
+        header, ended = self._header or "", self.finish()
         if mark == MESSAGE:
             self._header = None
             return [*ended, *self._begin_message(header)]
@@ -75,19 +75,12 @@ class ChannelReader:
         """A message begins, of which the header says whom it is for."""
         _, is_named, channel = header.rpartition(CHANNEL)
         name = channel.split()[:1] if is_named else []
-        to = _TO.search(header)
-        if to is not None and to[1].startswith(_FUNCTIONS) and name:
+        call = _CALL.search(header)
+        if call is not None and name:
             self._kind = "arguments" if self._has_calls else None
-            return [Part("name", to[1].removeprefix(_FUNCTIONS))] if self._has_calls else []
+            return [Part("name", call[1])] if self._has_calls else []
         if name == ["analysis"]:
             self._kind = "thought"
-        elif name == ["final"] or (name == ["commentary"] and to is None):
+        elif name == ["final"] or (name == ["commentary"] and "to=" not in header):
             self._kind = "content"
         return []
-
-    def _end_message(self) -> list[Part]:
-        """The message is over, and what was held of the reply's beginning is text."""
-        begun, kind, self._begun, self._kind = self._begun, self._kind, None, None
-        if kind == "arguments":
-            return [Part("end")]
-        return [Part("content", begun)] if begun else []

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
-from flowspec.model.reply.arguments import Arguments, json_arguments, xml_arguments
+from flowspec.model.reply.arguments import Arguments, xml_arguments
 from flowspec.model.reply.channels import CHANNEL, CONSTRAIN, MESSAGE, ChannelReader
 from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.json_calls import read_named, read_objects
 from flowspec.model.reply.parts import Incoming, Kind, Part, Reading, Tools, new_call_id
-from flowspec.model.reply.rules import Maybe, Piece
+from flowspec.model.reply.rules import Maybe, Piece, Rules
 from flowspec.model.reply.xml_calls import read_xml
 
 
@@ -30,15 +31,15 @@ class CallFormat:
     checks; 0: any.
     """
 
-    marks: tuple[str, ...] = ()
+    marks: tuple[str, ...]
     others: tuple[str, ...] = ()
     read: Callable[[Incoming, str, Tools], Reading] = read_objects
     is_bare: bool = False
     opening: tuple[Piece, ...] = ()
-    begin: tuple[Piece, ...] = ()
-    arguments: Arguments = json_arguments
-    end: str = ""
-    between: str = ""
+    begin: tuple[Piece, ...] = ('{"name": "{name}", "arguments": ',)
+    arguments: Arguments = Rules.json
+    end: str = "}"
+    between: str = ", "
     closing: str = ""
     is_last: bool = False
     id_chars: int = 0
@@ -48,12 +49,12 @@ class CallFormat:
         return new_call_id(self.id_chars)
 
 
-CHANNELS = CallFormat(
+CHANNELS = CallFormat(  # GPT-OSS, whose replies `channels.py` reads
     marks=(*CHANNEL_MARKS, CONSTRAIN),
     begin=(f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",),
+    end="",
 )
-"""GPT-OSS, whose replies `channels.py` reads"""
-XML = CallFormat(
+XML = CallFormat(  # Qwen3-Coder, Qwen3.5
     marks=("<tool_call>", "<function="),
     others=("</tool_call>",),
     read=read_xml,
@@ -62,47 +63,35 @@ XML = CallFormat(
     end="</function>\n</tool_call>",
     between="\n<tool_call>",
 )
-"""Qwen3-Coder, Qwen3.5"""
-JSON_LIST = CallFormat(
+JSON_LIST = CallFormat(  # Granite 3, whose list ends with the reply
     marks=("<|tool_call|>", "<tool_call>"),
     others=("<|/tool_call|>",),
     read=partial(read_objects, end="<|/tool_call|>"),
     opening=("[",),
-    begin=('{"name": "{name}", "arguments": ',),
-    end="}",
-    between=", ",
     closing="]",
     is_last=True,
 )
-"""Granite 3, whose list ends with the reply"""
-CLOSED_JSON_LIST = replace(JSON_LIST, closing="]<|/tool_call|>", is_last=False)
-"""Phi-4-mini"""
-MISTRAL_LIST = CallFormat(
+CLOSED_JSON_LIST = replace(JSON_LIST, closing="]<|/tool_call|>", is_last=False)  # Phi-4-mini
+MISTRAL_LIST = CallFormat(  # Mistral, of tokenizer versions 3 to 7
     marks=("[TOOL_CALLS]",),
     others=("[ARGS]", "[CALL_ID]"),
     read=read_named,
     opening=(Maybe(" "), "["),
-    begin=('{"name": "{name}", "arguments": ',),
-    end="}",
-    between=", ",
     closing="]",
     is_last=True,
     id_chars=9,
 )
-"""Mistral, tokenizer versions 3 to 7"""
-MISTRAL = replace(
-    MISTRAL_LIST,
-    opening=(),
+MISTRAL = CallFormat(  # of later versions
+    marks=MISTRAL_LIST.marks,
+    others=MISTRAL_LIST.others,
+    read=read_named,
     begin=("{name}", "[ARGS]"),
     end="",
     between="[TOOL_CALLS]",
-    closing="",
-    is_last=False,
+    id_chars=9,
 )
-"""Later ones"""
 MISTRAL_WITH_IDS = replace(MISTRAL, begin=("{name}", Maybe("[CALL_ID]", "/[a-zA-Z0-9]{9}/"), "[ARGS]"))
-"""Those that write ids"""
-HERMES = CallFormat(
+HERMES = CallFormat(  # Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4
     marks=("<tool_call>",),
     others=("</tool_call>",),
     read=partial(read_objects, end="</tool_call>"),
@@ -110,20 +99,16 @@ HERMES = CallFormat(
     end="}\n</tool_call>",
     between="\n<tool_call>",
 )
-"""Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4"""
-BARE_JSON = CallFormat(
+BARE_JSON = CallFormat(  # Llama 3.1, 3.2 and 3.3
     marks=("<|python_tag|>",),
     is_bare=True,
     begin=('{"name": "{name}", "parameters": ',),
-    end="}",
     between="; ",
     is_last=True,
 )
-"""Llama 3.1, 3.2 and 3.3"""
 
 
-@dataclass(frozen=True, slots=True)
-class Thoughts:
+class Thoughts(NamedTuple):
     """The texts around thoughts, which only begin a reply."""
 
     begin: str
@@ -173,41 +158,38 @@ class ReplyForm:
         return TagReader(self)
 
 
-class TagReader:
-    """Tells thoughts, text and calls between tags apart, however the text is cut.
-
-    The space around thoughts and behind calls is none of the text. No part of a mark is handed on before it
-    is known to be none.
-    """
+class TagReader(Incoming):
+    """Tells thoughts, text and calls between tags apart, however the text is cut. The space around thoughts
+    and behind calls is none of the text. No part of a mark is handed on before it is known to be none."""
 
     def __init__(self, form: ReplyForm) -> None:
+        super().__init__()
         self._form = form
-        self._reply = Incoming()
         self._reading = self._read()
         self.is_thinking = form.thoughts is not None and form.is_thinking
         """Whether what comes next is a thought, as far as is known."""
 
     def push(self, text: str, *, is_mark: bool = False) -> list[Part]:
         """Takes more text, or the name of a special token, which is a mark; returns what is known now."""
-        self._reply.text += text
+        self.text += text
         next(self._reading, None)
-        found, self._reply.parts = self._reply.parts, []
+        found, self.parts = self.parts, []
         return found
 
     def finish(self) -> list[Part]:
         """At the reply's end: what was held back."""
-        self._reply.is_over = True
+        self.is_over = True
         return self.push("")
 
     def _read(self) -> Iterator[None]:
-        form, reply, calls, thoughts = self._form, self._reply, self._form.calls, self._form.thoughts
+        form, calls, thoughts = self._form, self._form.calls, self._form.thoughts
         marks = () if calls is None else calls.marks
         bare = ("{",) if calls is not None and calls.is_bare else ()
         begin, is_behind = "", self.is_thinking
         if not self.is_thinking:
             begin = yield from self._beginning(bare if thoughts is None else (thoughts.begin, *bare))
         if thoughts is not None and (self.is_thinking or begin == thoughts.begin):
-            reply.text = reply.text.lstrip()[len(begin) :]
+            self.text = self.text.lstrip()[len(begin) :]
             self.is_thinking = is_behind = True
             yield from self._hand_on("thought", (thoughts.end,), is_behind=True)
             self.is_thinking = False
@@ -220,43 +202,41 @@ class TagReader:
                 mark = yield from self._hand_on("content", marks, is_behind=is_behind)
             if calls is None or not (mark or is_call):
                 return
-            no_call = yield from calls.read(reply, mark, form.tools)
-            if not (form.is_bound and reply.is_over):
-                reply.say("content", no_call)
+            no_call = yield from calls.read(self, mark, form.tools)
+            if not (form.is_bound and self.is_over):
+                self.say("content", no_call)
             is_call, is_behind = False, not no_call
 
     def _beginning(self, texts: Sequence[str]) -> Reading:
         """With which of these texts the reply goes on, but for space; empty: with none."""
-        reply = self._reply
         while True:
-            text = reply.text.lstrip()
+            text = self.text.lstrip()
             found = next((each for each in texts if text.startswith(each)), "")
             if found or not any(each.startswith(text) for each in texts):
                 return found
-            if reply.is_over:
+            if self.is_over:
                 if self._form.is_bound:  # it would have gone on with it
-                    reply.text = reply.text.removesuffix(text)
+                    self.text = self.text.removesuffix(text)
                 return ""
             yield
 
     def _hand_on(self, kind: Kind, marks: Sequence[str], *, is_behind: bool) -> Reading:
         """Hands text on up to one of the marks, which is returned; empty: the reply has none. Text that
         `is_behind` thoughts or a call has no space before it."""
-        reply = self._reply
         while True:
             if is_behind:
-                reply.text = reply.text.lstrip()
-            places = [(at, mark) for mark in marks if (at := reply.text.find(mark)) >= 0]
-            at, mark = min(places, default=(len(reply.text) - _unfinished(reply.text, marks), ""))
-            if reply.is_over and not mark and not (kind == "content" and self._form.is_bound):
-                at = len(reply.text)
-            text = reply.text[:at]
+                self.text = self.text.lstrip()
+            places = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
+            at, mark = min(places, default=(len(self.text) - _unfinished(self.text, marks), ""))
+            if self.is_over and not mark and not (kind == "content" and self._form.is_bound):
+                at = len(self.text)
+            text = self.text[:at]
             if kind == "thought":
                 text = text.rstrip()
-            reply.say(kind, text)
-            reply.take(at + len(mark) if mark else len(text))
+            self.say(kind, text)
+            self.take(at + len(mark) if mark else len(text))
             is_behind = is_behind and not text
-            if mark or reply.is_over:
+            if mark or self.is_over:
                 return mark
             yield
 
@@ -301,20 +281,13 @@ def thoughts_of(template: str) -> Thoughts | None:
 
 
 def form_of(
-    template: str,
-    vocabulary: Collection[str],
-    prompt: str,
-    tools: Tools,
-    *,
-    is_single: bool = False,
+    template: str, vocabulary: Collection[str], prompt: str, tools: Tools, *, is_single: bool = False
 ) -> ReplyForm | None:
-    """The form of the reply to a prompt (as text); None where it is text and nothing else.
-
-    With tools, `template` must be of a known format.
-    """
+    """The form of the reply to a prompt (as text); None where it is text and nothing else. With tools,
+    `template` must be of a known format."""
     has_channels = is_in_channels(vocabulary)
     thoughts = None if has_channels else thoughts_of(template)
-    if not tools and thoughts is None and not has_channels:
+    if not (tools or thoughts or has_channels):
         return None
     return ReplyForm(
         thoughts=thoughts,

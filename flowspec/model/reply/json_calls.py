@@ -14,18 +14,16 @@ from collections.abc import Collection, Iterator
 from flowspec.model.reply.parts import Incoming, Kind, Reading, Tools, whole_characters
 from flowspec.plain_json import read_json
 
-_NAME = r'"name"\s*:\s*"((?:[^"\\]|\\.){1,128})"'
 _BEGIN = re.compile(
-    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?' + _NAME + r'\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+    r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"([^"\\]{1,128})"\s*,'
+    r'\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """Of an object whose arguments are known to be an object, too."""
-_BEGIN_CHARS = 1024
-"""So far a beginning is looked for; a longer one is a call only once it is whole."""
+_BEGIN_CHARS = 1024  # so far a beginning is looked for; a longer one is a call only once it is whole
 _KEY = re.compile(r'\{\s*"([^"\\]*)"')
-_KEYS = frozenset(("name", "type", "arguments", "parameters", "id", "function"))
-"""With which a call may begin."""
+_KEYS = frozenset(("name", "type", "arguments", "parameters", "id", "function"))  # that may begin a call
 _NAMED = re.compile(r"\s*([\w.\-]{1,128})\s*(?:\[CALL_ID\]\s*\w*\s*)?(?:\[ARGS\]\s*)?")
-_NAMED_CHARS = 256
+_BEFORE, _BETWEEN = " \t\r\n[", " \t\r\n,;]"  # objects
 _OUTSIDE, _INSIDE, _ESCAPED = re.compile(r'["{}\[\]<]'), re.compile(r'["\\]'), re.compile(r"(?s:.)")
 """What is looked for next: outside of strings, inside, and behind a backslash."""
 
@@ -60,10 +58,10 @@ class ObjectEnd:
 def read_objects(reply: Incoming, mark: str, tools: Tools, end: str = "") -> Reading:
     """Reads objects behind a `mark`, up to the text `end` (empty: as far as there are objects). Without mark
     only `tools` are called, and an object that begins with a field that no call has is none at once."""
-    lead, has_call, is_list = mark, False, False
+    lead, has_call = mark, False
     while True:
-        lead += reply.take(len(reply.text) - len(reply.text.lstrip()))
-        first = reply.text[:1]
+        rest = reply.text.lstrip(_BETWEEN if has_call else _BEFORE)
+        lead += reply.take(len(reply.text) - len(rest))
         if end and reply.text.startswith(end):
             lead += reply.take(len(end))
             return "" if has_call else lead
@@ -72,18 +70,16 @@ def read_objects(reply: Incoming, mark: str, tools: Tools, end: str = "") -> Rea
                 lead += reply.take()
                 return "" if has_call else lead
             yield
-        elif first == "{":
+        elif reply.text.startswith("{"):
             no_call = yield from _read_object(reply, () if mark else tools)
             if no_call:
                 return lead + no_call
             lead, has_call = "", True
-        elif (first == "[" and not has_call and not is_list) or (first in ",;]" and has_call):
-            is_list |= first == "["
-            lead += reply.take(1)
+        elif has_call:
+            reply.text = lead.lstrip("] \n") + reply.text
+            return ""
         else:
-            if has_call:
-                reply.text = lead.lstrip("] \n") + reply.text
-            return "" if has_call else lead
+            return lead
 
 
 def _read_object(reply: Incoming, names: Collection[str]) -> Reading:
@@ -95,11 +91,12 @@ def _read_object(reply: Incoming, names: Collection[str]) -> Reading:
             key = _KEY.match(begin) if names else None
             if key is not None and key[1] not in _KEYS:
                 return reply.take()
-            if (found := _BEGIN.match(begin)) is not None and (name := _text_of(found[1])):
-                if names and name not in names:
+            found = _BEGIN.match(begin)
+            if found is not None:
+                if names and found[1] not in names:
                     return reply.take()
                 reply.take(found.end())
-                reply.say("name", name)
+                reply.say("name", found[1])
                 yield from _read_up_to_end(reply, "arguments")
                 reply.say("end")
                 yield from _read_up_to_end(reply, depth=1)  # of an id, if any: the API makes its own
@@ -135,27 +132,18 @@ def read_named(reply: Incoming, mark: str, tools: Tools) -> Reading:
     """Reads a name and its arguments, `f[ARGS]{...}`, or a list of objects, behind a `mark`."""
     while True:
         begin = reply.text.lstrip()
-        if begin[:1] in ("[", "{") and not any(
-            text.startswith(begin[:9]) for text in ("[ARGS]", "[CALL_ID]")
-        ):
+        if begin.startswith("{") or (begin.startswith("[") and begin[1:2] not in ("", "A", "C")):
             return (yield from read_objects(reply, mark, tools))
-        at = reply.text.find("{", 0, _NAMED_CHARS)
+        at = reply.text.find("{", 0, _BEGIN_CHARS)
         if at >= 0 and (found := _NAMED.fullmatch(reply.text[:at])) is not None:
             reply.take(at)
             reply.say("name", found[1])
             yield from _read_up_to_end(reply, "arguments")
             reply.say("end")
             return ""
-        if at >= 0 or len(reply.text) >= _NAMED_CHARS or reply.is_over:
+        if at >= 0 or len(reply.text) >= _BEGIN_CHARS or reply.is_over:
             return mark + reply.take(None if reply.is_over else 0)
         yield
-
-
-def _text_of(escaped: str) -> str:
-    try:
-        return whole_characters(json.loads(f'"{escaped}"', strict=False))
-    except ValueError:
-        return ""
 
 
 def _call_of(text: str) -> tuple[str, str] | None:

@@ -19,17 +19,14 @@ class Part(NamedTuple):
     text: str = ""
 
 
-@dataclass(slots=True)
 class Incoming:
     """A reply while it comes: the `text` that was not read yet, and the `parts` that were read of it and not
-    handed on yet. Nothing more comes where it `is_over`.
+    handed on yet; nothing more comes where it `is_over`. Generators read it, and yield for more text."""
 
-    It is read by generators, which yield where they need more text.
-    """
-
-    text: str = ""
-    parts: list[Part] = field(default_factory=list)
-    is_over: bool = False
+    def __init__(self) -> None:
+        self.text = ""
+        self.parts: list[Part] = []
+        self.is_over = False
 
     def take(self, count: int | None = None) -> str:
         """So many characters of the text, or all, which then were read."""
@@ -62,18 +59,12 @@ class Tool:
     @property
     def document(self) -> dict[str, Any]:
         """As chat templates take it."""
-        return {
-            "type": "function",
-            "function": {
-                "name": self.name,
-                "description": self.description,
-                "parameters": dict(self.parameters),
-            },
-        }
+        parameters = dict(self.parameters)
+        function = {"name": self.name, "description": self.description, "parameters": parameters}
+        return {"type": "function", "function": function}
 
 
-Tools = Mapping[str, Tool]
-"""By their names."""
+Tools = Mapping[str, Tool]  # by their names
 
 
 @dataclass(frozen=True, slots=True)

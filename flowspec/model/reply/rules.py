@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -30,14 +31,10 @@ class Rules:
     def __init__(self, tokens: Mapping[str, int], names: Iterable[str]) -> None:
         self._tokens = {name: tokens[name] for name in names if name in tokens}
         self._cut = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
-        self._marks: list[int] = []
+        self.marks: list[int] = []
+        """The tokens that the rules name, in the order of their numbers there."""
         self._rules: dict[str, str] = {}
         self._size = 0
-
-    @property
-    def marks(self) -> tuple[int, ...]:
-        """The tokens that the rules name, in the order of their numbers there."""
-        return tuple(self._marks)
 
     def grammar(self, start: str) -> str:
         """All of it, from what a reply is."""
@@ -48,8 +45,7 @@ class Rules:
         return self._named("r", " | ".join(ways))
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """The name of a rule for what a schema allows. Raises `InputError` where all schemas together come to
-        too much."""
+        """The name of a rule for what a schema allows. Raises `InputError` where all come to too much."""
         body = json_rule(schema)
         if body not in self._rules:
             self._size += size_of(schema)
@@ -60,11 +56,6 @@ class Rules:
         """A text, with the special tokens in it."""
         return sequence(*map(self._piece, pieces))
 
-    def text_up_to(self, end: str, without: Iterable[str], **bounds: Any) -> str:
-        """Any text that has none of these in it, and `end` behind it, which is one of them or begins with
-        one; the `bounds` are those of `text`."""
-        return self.behind(self.text(without, **bounds), end)
-
     def behind(self, before: str, text: str) -> str:
         """A text behind what a terminal or an expression matches, as one terminal up to the first special
         token: where the library cuts texts into terminals it takes the longest ones, whatever follows."""
@@ -74,14 +65,14 @@ class Rules:
         return sequence(head, self.spelled(text[at:]))
 
     def text(
-        self, without: Iterable[str] = (), *, least: int = 0, most: int | None = None, first: str = ""
+        self, without: Iterable[str] = (), *, least: int = 0, most: float = math.inf, first: str = ""
     ) -> str:
         """Any text of so many characters that has none of these in it; `first` is an expression that it has
         to match, too."""
         names = "|".join(_escaped(each) for each in dict.fromkeys(without))
         wanted = [first] if first else []
-        if least or most is not None:
-            wanted.append(f"/(?s:.{{{least},{'' if most is None else most}}})/")
+        if least or most < math.inf:
+            wanted.append(f"/(?s:.{{{least},{most if most < math.inf else ''}}})/")
         wanted = wanted or ["/(?s:.*)/"]
         if names:
             wanted.append(f"~/(?s:.*)({names})(?s:.*)/")
@@ -97,9 +88,9 @@ class Rules:
         found, at = [], 0
         for mark in self._cut.finditer(piece):
             token = self._tokens[mark[0]]
-            if token not in self._marks:
-                self._marks.append(token)
-            found += [_quoted(piece[at : mark.start()]), f"mark_{self._marks.index(token)}"]
+            if token not in self.marks:
+                self.marks.append(token)
+            found += [_quoted(piece[at : mark.start()]), f"mark_{self.marks.index(token)}"]
             at = mark.end()
         return sequence(*found, _quoted(piece[at:]))
 

@@ -9,17 +9,16 @@ import re
 from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
+from flowspec.model.reply.json_calls import ObjectEnd
 from flowspec.model.reply.parts import Incoming, Reading, Tool, Tools, whole_characters
 from flowspec.plain_json import read_json
 
 _END = re.compile("</tool_call>")
 _FUNCTION = re.compile("<function=([^<>]{0,999})>|</tool_call>")
 _PARAMETER = re.compile("<parameter=([^<>]{0,999})>|(</function>)|</tool_call>")
+_SIGN = re.compile(r"\S")
 _CLOSE = re.compile("</parameter>")
-_TAG_CHARS = 1024
-"""No tag is as long."""
-_CLOSES_MAX = 256
-"""So many tags that close a value may be within one, each of which is a reason to read it again."""
+_TAG_CHARS = 1024  # no tag is as long
 Found = Generator[None, None, re.Match[str] | None]
 
 
@@ -84,23 +83,14 @@ def _arguments(
 def _value_end(reply: Incoming, at: int, kinds: Collection[str]) -> Found:
     """The tag that closes the value that begins there: the first one, or where the value is JSON and no text
     the first that is in none of its texts."""
-    first = found = yield from _find(_CLOSE, reply, at)
-    if "string" in kinds:
-        return found
-    for _ in range(_CLOSES_MAX):
-        if found is None:
-            return None
-        try:
-            json.loads(reply.text[at : found.start()])
-        except json.JSONDecodeError as error:
-            if not error.msg.startswith("Unterminated"):
-                return first
-        except (ValueError, RecursionError):
-            return first
-        else:
-            return found
-        found = yield from _find(_CLOSE, reply, found.end())
-    return first
+    first = yield from _find(_SIGN, reply, at)
+    if "string" not in kinds and first is not None and first[0] in '{["':
+        end, looked = ObjectEnd(), at
+        while (found := end.find(reply.text, looked)) < 0 and not reply.is_over:
+            looked = len(reply.text)
+            yield
+        at = max(found, at)
+    return (yield from _find(_CLOSE, reply, at))
 
 
 def typed(text: str, schema: Any) -> Any:
