@@ -25,6 +25,8 @@ from flowspec.model.reply import form as forms
 from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply, bound_text, may_think_first
 from flowspec.model.reply.form import THOUGHTS, ReplyForm
 from flowspec.model.reply.parts import Part, Tool, calls_in
+from tests.model.test_reply import BY_NAME, DATA, FORMAT, TAGS
+from tests.model.test_reply import joined as said
 from tests.nightly import nightly
 from tests.schemas import allows
 
@@ -35,28 +37,19 @@ GRAMMARS = json.loads((Path(__file__).parents[1] / "data/grammars.json").read_te
 TOOLS = tuple(Tool(name=name, parameters=schema) for name, schema in GRAMMARS["tools"].items())
 ANSWER = GRAMMARS["answer"]
 DOCUMENT = ("json_schema", json.dumps(ANSWER))
-GEMMA, BRACKETS, TAGS = THOUGHTS
-BY_NAME = {"gemma": GEMMA, "brackets": BRACKETS, "tags": TAGS, None: None}
-DATA = json.loads((Path(__file__).parents[1] / "data/replies.json").read_text("utf-8"))
-"""Replies in the layouts of publishers and of their templates."""
 FORMATS = {
-    "XML": forms.XML,
+    **FORMAT,
     "JSON list": forms.CLOSED_JSON_LIST,
     "JSON list without an end": forms.JSON_LIST,
-    "Mistral": forms.MISTRAL,
     "Mistral with ids": forms.MISTRAL_WITH_IDS,
     "Mistral list": forms.MISTRAL_LIST,
-    "Hermes": forms.HERMES,
-    "bare JSON": forms.BARE_JSON,
     "channels": forms.CHANNELS,
 }
 
 
 def form_of(name: str, thoughts: Any = None, **fields: Any) -> ReplyForm:
-    known = {tool.name: tool for tool in TOOLS}
-    return ReplyForm(
-        calls=FORMATS[name], tools=known, thoughts=thoughts, is_in_channels=name == "channels", **fields
-    )
+    fields |= {"tools": {tool.name: tool for tool in TOOLS}, "is_in_channels": name == "channels"}
+    return ReplyForm(calls=FORMATS[name], thoughts=thoughts, **fields)
 
 
 class Model:
@@ -166,10 +159,6 @@ def follow(model: Model, masks: GrammarMasks, reply: str) -> list[int]:
             answer.append(token)
     assert masks.is_whole(answer)
     return answer
-
-
-def said(parts: list[Part], kind: str) -> str:
-    return "".join(part.text for part in parts if part.kind == kind)
 
 
 def beginnings(form: ReplyForm) -> list[str]:

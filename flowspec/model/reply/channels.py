@@ -1,8 +1,6 @@
-"""Replies in channels (OpenAI's harmony format, GPT-OSS): messages between special tokens.
-
-Thoughts are in the channel `analysis`, calls where a message is for a function, and text is in `final`, or in
-`commentary` that is for nobody in particular.
-"""
+"""Replies in channels (OpenAI's harmony format, GPT-OSS): messages between special tokens. Thoughts are in
+the channel `analysis`, calls where a message is for a function, and text is in `final`, or in `commentary`
+that is for nobody in particular."""
 
 from __future__ import annotations
 

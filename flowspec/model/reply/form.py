@@ -72,23 +72,23 @@ JSON_LIST = CallFormat(  # Granite 3, whose list ends with the reply
     is_last=True,
 )
 CLOSED_JSON_LIST = replace(JSON_LIST, closing="]<|/tool_call|>", is_last=False)  # Phi-4-mini
-MISTRAL_LIST = CallFormat(  # Mistral, of tokenizer versions 3 to 7
+MISTRAL = CallFormat(  # of tokenizer versions above 7; up to it are lists, and the next ones have ids
     marks=("[TOOL_CALLS]",),
     others=("[ARGS]", "[CALL_ID]"),
-    read=read_named,
-    opening=(Maybe(" "), "["),
-    closing="]",
-    is_last=True,
-    id_chars=9,
-)
-MISTRAL = CallFormat(  # of later versions
-    marks=MISTRAL_LIST.marks,
-    others=MISTRAL_LIST.others,
     read=read_named,
     begin=("{name}", "[ARGS]"),
     end="",
     between="[TOOL_CALLS]",
     id_chars=9,
+)
+MISTRAL_LIST = replace(
+    MISTRAL,
+    opening=(Maybe(" "), "["),
+    begin=JSON_LIST.begin,
+    end="}",
+    between=", ",
+    closing="]",
+    is_last=True,
 )
 MISTRAL_WITH_IDS = replace(MISTRAL, begin=("{name}", Maybe("[CALL_ID]", "/[a-zA-Z0-9]{9}/"), "[ARGS]"))
 HERMES = CallFormat(  # Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4
@@ -254,10 +254,7 @@ def is_in_channels(vocabulary: Collection[str]) -> bool:
 
 def format_of(template: str, vocabulary: Collection[str]) -> CallFormat | None:
     """How a model with this chat template and these special tokens writes calls; None: that is not known."""
-
-    def is_known(text: str) -> bool:
-        return text in template or text in vocabulary
-
+    known = "\n".join((template, *vocabulary))
     if is_in_channels(vocabulary):
         return CHANNELS
     if "<arg_key>" in template:  # GLM-4.5 and later, whose calls stand between Hermes's marks and are no JSON
@@ -265,12 +262,14 @@ def format_of(template: str, vocabulary: Collection[str]) -> CallFormat | None:
     if "<function=" in template:
         return XML
     if "<|tool_call|>" in template:
-        return CLOSED_JSON_LIST if is_known("<|/tool_call|>") else JSON_LIST
+        return CLOSED_JSON_LIST if "<|/tool_call|>" in known else JSON_LIST
     if "[TOOL_CALLS]" in template:
-        return MISTRAL_WITH_IDS if is_known("[CALL_ID]") else MISTRAL if is_known("[ARGS]") else MISTRAL_LIST
+        if "[ARGS]" not in known:
+            return MISTRAL_LIST
+        return MISTRAL_WITH_IDS if "[CALL_ID]" in known else MISTRAL
     if "<tool_call>" in template:
         return HERMES
-    if is_known("<|python_tag|>") or '"parameters": dictionary of argument name' in template:
+    if "<|python_tag|>" in known or '"parameters": dictionary of argument name' in template:
         return BARE_JSON
     return None
 

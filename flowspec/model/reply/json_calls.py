@@ -153,9 +153,9 @@ def _call_of(text: str) -> tuple[str, str] | None:
         found = read_json(text, strict=False)
     except (ValueError, RecursionError):
         return None
-    if isinstance(found, dict) and isinstance(found.get("function"), dict):
+    if isinstance(found.get("function"), dict):
         found = found["function"]
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str) or not found["name"]:
+    if not isinstance(found.get("name"), str) or not found["name"]:
         return None
     arguments = found.get("arguments", found.get("parameters"))
     if not isinstance(arguments, str):  # else written as the API has them

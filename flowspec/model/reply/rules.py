@@ -30,7 +30,7 @@ class Rules:
 
     def __init__(self, tokens: Mapping[str, int], names: Iterable[str]) -> None:
         self._tokens = {name: tokens[name] for name in names if name in tokens}
-        self._cut = re.compile("|".join(map(re.escape, self._tokens)) or "(?!)")
+        self._cut = re.compile(f"({'|'.join(map(re.escape, self._tokens)) or '(?!)'})")
         self.marks: list[int] = []
         """The tokens that the rules name, in the order of their numbers there."""
         self._rules: dict[str, str] = {}
@@ -59,24 +59,18 @@ class Rules:
     def behind(self, before: str, text: str) -> str:
         """A text behind what a terminal or an expression matches, as one terminal up to the first special
         token: where the library cuts texts into terminals it takes the longest ones, whatever follows."""
-        found = self._cut.search(text)
-        at = len(text) if found is None else found.start()
-        head = self._named("T", f"{before} {_quoted(text[:at])}") if at else before
-        return sequence(head, self.spelled(text[at:]))
+        head = self._cut.split(text, maxsplit=1)[0]
+        first = self._named("T", f"{before} {_quoted(head)}") if head else before
+        return sequence(first, self.spelled(text[len(head) :]))
 
     def text(
         self, without: Iterable[str] = (), *, least: int = 0, most: float = math.inf, first: str = ""
     ) -> str:
-        """Any text of so many characters that has none of these in it; `first` is an expression that it has
-        to match, too."""
+        """Any text of so many characters, or that matches the expression `first`, that has none of these in
+        it."""
         names = "|".join(_escaped(each) for each in dict.fromkeys(without))
-        wanted = [first] if first else []
-        if least or most < math.inf:
-            wanted.append(f"/(?s:.{{{least},{most if most < math.inf else ''}}})/")
-        wanted = wanted or ["/(?s:.*)/"]
-        if names:
-            wanted.append(f"~/(?s:.*)({names})(?s:.*)/")
-        return self._named("T", " & ".join(wanted))
+        wanted = first or f"/(?s:.{{{least},{most if most < math.inf else ''}}})/"
+        return self._named("T", f"{wanted} & ~/(?s:.*)({names})(?s:.*)/" if names else wanted)
 
     def _named(self, kind: str, body: str) -> str:
         """The name of a rule (r) or terminal (T) with this body."""
@@ -85,14 +79,14 @@ class Rules:
     def _piece(self, piece: Piece) -> str:
         if isinstance(piece, Maybe):
             return f"({sequence(self._piece(piece.text), piece.regex)})?"
-        found, at = [], 0
-        for mark in self._cut.finditer(piece):
-            token = self._tokens[mark[0]]
-            if token not in self.marks:
-                self.marks.append(token)
-            found += [_quoted(piece[at : mark.start()]), f"mark_{self.marks.index(token)}"]
-            at = mark.end()
-        return sequence(*found, _quoted(piece[at:]))
+        parts = self._cut.split(piece)
+        return sequence(*(self._mark(part) if part in self._tokens else _quoted(part) for part in parts))
+
+    def _mark(self, name: str) -> str:
+        token = self._tokens[name]
+        if token not in self.marks:
+            self.marks.append(token)
+        return f"mark_{self.marks.index(token)}"
 
 
 def sequence(*parts: str) -> str:
