@@ -63,22 +63,17 @@ class ChannelReader:
         if mark == CHANNEL and self._begun:
             self._header, self._begun = self._begun, None
         header, ended = self._header or "", self.finish()
-        if mark == MESSAGE:
-            self._header = None
-            return [*ended, *self._begin_message(header)]
         self._header = {START: "", CHANNEL: f"{header} {CHANNEL} "}.get(mark)
-        return ended
-
-    def _begin_message(self, header: str) -> list[Part]:
-        """A message begins, of which the header says whom it is for."""
+        if mark != MESSAGE:
+            return ended
         _, is_named, channel = header.rpartition(CHANNEL)
         name = channel.split()[:1] if is_named else []
         call = _CALL.search(header)
         if call is not None and name:
             self._kind = "arguments" if self._has_calls else None
-            return [Part("name", call[1])] if self._has_calls else []
+            return [*ended, Part("name", call[1])] if self._has_calls else ended
         if name == ["analysis"]:
             self._kind = "thought"
         elif name == ["final"] or (name == ["commentary"] and "to=" not in header):
             self._kind = "content"
-        return []
+        return ended

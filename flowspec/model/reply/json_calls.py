@@ -62,13 +62,11 @@ def read_objects(reply: Incoming, mark: str, tools: Tools, end: str = "") -> Rea
     while True:
         rest = reply.text.lstrip(_BETWEEN if has_call else _BEFORE)
         lead += reply.take(len(reply.text) - len(rest))
-        if end and reply.text.startswith(end):
+        is_begun = end.startswith(reply.text)  # or nothing came yet
+        if (end and reply.text.startswith(end)) or (is_begun and reply.is_over):
             lead += reply.take(len(end))
             return "" if has_call else lead
-        if end.startswith(reply.text):  # of which there may be nothing yet
-            if reply.is_over:
-                lead += reply.take()
-                return "" if has_call else lead
+        if is_begun:
             yield
         elif reply.text.startswith("{"):
             no_call = yield from _read_object(reply, () if mark else tools)
