@@ -10,7 +10,7 @@ from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 from flowspec.model.reply.json_calls import ObjectEnd
-from flowspec.model.reply.parts import Incoming, Reading, Tool, Tools, whole_characters
+from flowspec.model.reply.parts import Incoming, Reading, Tools, whole_characters
 from flowspec.plain_json import read_json
 
 _END = re.compile("</tool_call>")
@@ -28,21 +28,32 @@ def read_xml(reply: Incoming, mark: str, tools: Tools) -> Reading:
     if mark != "<tool_call>":  # but a function's tag, before which the model has left out the mark
         mark, reply.text = "", mark + reply.text
     calls: list[tuple[str, str]] = []
-    is_whole, at = True, 0
+    at = 0
     tag = yield from _find(_FUNCTION, reply, at)
     while tag is not None and (name := _name(tag, at)):
-        arguments, at = yield from _arguments(reply, tag.end(), tools.get(name))
-        is_whole &= arguments is not None
+        arguments, at = {}, tag.end()
+        tag = yield from _find(_PARAMETER, reply, at)
+        while tag is not None and (key := _name(tag, at)):
+            schema, begin = _schema(tools, name, key), tag.end()
+            tag = yield from _value_end(reply, begin, types_of(schema))
+            if tag is not None:
+                value, at = reply.text[begin : tag.start()], tag.end()
+                value = value[value.startswith("\n") : len(value) - value.endswith("\n")]
+                arguments[key] = typed(value, schema)
+                tag = yield from _find(_PARAMETER, reply, at)
+        if tag is None or tag[2] is None:
+            calls, at = [], len(reply.text) if tag is None else at
+            break
+        at = tag.end()
         calls.append((name, whole_characters(json.dumps(arguments, ensure_ascii=False))))
         tag = yield from _find(_FUNCTION, reply, at)
     end = yield from _find(_END, reply, at)
-    is_whole &= not reply.text[at : None if end is None else end.start()].strip()
+    if reply.text[at : None if end is None else end.start()].strip():
+        calls = []
     block = reply.take(None if end is None else end.end())
-    if not calls or not is_whole:
-        return mark + block
     for call in calls:
         reply.say_call(*call)
-    return ""
+    return "" if calls else mark + block
 
 
 def _find(tag: re.Pattern[str], reply: Incoming, at: int) -> Found:
@@ -58,26 +69,9 @@ def _name(tag: re.Match[str], at: int) -> str:
     return "" if tag[1] is None or tag.string[at : tag.start()].strip() else tag[1].strip()
 
 
-def _arguments(
-    reply: Incoming, at: int, tool: Tool | None
-) -> Generator[None, None, tuple[dict[str, Any] | None, int]]:
-    """The arguments of a function, None where they cannot be read, and up to where they were."""
-    schemas = None if tool is None else tool.parameters.get("properties")
-    arguments = {}
-    tag = yield from _find(_PARAMETER, reply, at)
-    while tag is not None and (name := _name(tag, at)):
-        schema = schemas.get(name) if isinstance(schemas, Mapping) else None
-        close = yield from _value_end(reply, tag.end(), types_of(schema))
-        if close is None:
-            return None, len(reply.text)
-        value = reply.text[tag.end() : close.start()]
-        value = value[value.startswith("\n") : len(value) - value.endswith("\n")]
-        arguments[name] = typed(value, schema)
-        at = close.end()
-        tag = yield from _find(_PARAMETER, reply, at)
-    if tag is None or tag[2] is None:
-        return None, at
-    return arguments, tag.end()
+def _schema(tools: Tools, name: str, key: str) -> Any:
+    schemas = tools[name].parameters.get("properties") if name in tools else None
+    return schemas.get(key) if isinstance(schemas, Mapping) else None
 
 
 def _value_end(reply: Incoming, at: int, kinds: Collection[str]) -> Found:
