@@ -88,11 +88,11 @@ def _read_object(reply: Incoming, names: Collection[str]) -> Reading:
             begin = reply.text[:_BEGIN_CHARS]
             key = _KEY.match(begin) if names else None
             if key is not None and key[1] not in _KEYS:
-                return reply.take()
+                return reply.take(1)
             found = _BEGIN.match(begin)
             if found is not None:
                 if names and found[1] not in names:
-                    return reply.take()
+                    return reply.take(1)
                 reply.take(found.end())
                 reply.say("name", found[1])
                 yield from _read_up_to_end(reply, "arguments")

@@ -6,19 +6,18 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
-from flowspec.model.reply.json_calls import ObjectEnd
 from flowspec.model.reply.parts import Incoming, Reading, Tools, whole_characters
 from flowspec.plain_json import read_json
 
 _END = re.compile("</tool_call>")
 _FUNCTION = re.compile("<function=([^<>]{0,999})>|</tool_call>")
 _PARAMETER = re.compile("<parameter=([^<>]{0,999})>|(</function>)|</tool_call>")
-_SIGN = re.compile(r"\S")
 _CLOSE = re.compile("</parameter>")
 _TAG_CHARS = 1024  # no tag is as long
+_CLOSES_MAX = 256  # that are looked at for one value, which is read up to each
 Found = Generator[None, None, re.Match[str] | None]
 
 
@@ -35,7 +34,7 @@ def read_xml(reply: Incoming, mark: str, tools: Tools) -> Reading:
         tag = yield from _find(_PARAMETER, reply, at)
         while tag is not None and (key := _name(tag, at)):
             schema, begin = _schema(tools, name, key), tag.end()
-            tag = yield from _value_end(reply, begin, types_of(schema))
+            tag = yield from _value_end(reply, begin, schema)
             if tag is not None:
                 value, at = reply.text[begin : tag.start()], tag.end()
                 value = value[value.startswith("\n") : len(value) - value.endswith("\n")]
@@ -74,17 +73,21 @@ def _schema(tools: Tools, name: str, key: str) -> Any:
     return schemas.get(key) if isinstance(schemas, Mapping) else None
 
 
-def _value_end(reply: Incoming, at: int, kinds: Collection[str]) -> Found:
+def _value_end(reply: Incoming, at: int, schema: Any) -> Found:
     """The tag that closes the value that begins there: the first one, or where the value is JSON and no text
     the first that is in none of its texts."""
-    first = yield from _find(_SIGN, reply, at)
-    if "string" not in kinds and first is not None and first[0] in '{["':
-        end, looked = ObjectEnd(), at
-        while (found := end.find(reply.text, looked)) < 0 and not reply.is_over:
-            looked = len(reply.text)
-            yield
-        at = max(found, at)
-    return (yield from _find(_CLOSE, reply, at))
+    first = found = yield from _find(_CLOSE, reply, at)
+    for _ in range(0 if "string" in types_of(schema) else _CLOSES_MAX):
+        if found is None:
+            return None
+        try:
+            json.loads(reply.text[at : found.start()] + " ")  # without it an escape at the end is refused
+            return found
+        except (ValueError, RecursionError) as error:
+            if not str(error).startswith("Unterminated"):
+                return first
+        found = yield from _find(_CLOSE, reply, found.end())
+    return first
 
 
 def typed(text: str, schema: Any) -> Any:
