@@ -11,6 +11,7 @@ from flowspec.model.sampler import F32, Sampler
 from flowspec.model.step_by_step import StepByStep
 
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
 
 def margin_of_last(
@@ -33,7 +34,7 @@ def margin(sampler: Sampler, logits: F32, position: int, token: int, text: TextB
     can change a choice only where it is small: that takes errors of half the margin, up for some logits and
     down for others.
     """
-    temperature, survivors = sampler.sampling.temperature, sampler.survivors(logits, text)
+    temperature, survivors = sampler.sampling.temperature, survivors_of(sampler, logits, text)
     logits = sampler.shaped(logits, text)
     if temperature == 0:
         return float(np.float64(logits[token]) - np.delete(logits, token).max(initial=-np.inf))
@@ -52,6 +53,15 @@ def margin(sampler: Sampler, logits: F32, position: int, token: int, text: TextB
             break
         least = min(least, max(float(leads[index]), _to_filters(sampler.sampling, sorted_logits, int(index))))
     return least
+
+
+def survivors_of(sampler: Sampler, logits: F32, text: TextBefore | None = None) -> I64:
+    """Ids that may be drawn, most probable first; sorts the vocabulary."""
+    logits = sampler.shaped(logits, text)
+    if sampler.sampling.temperature == 0:
+        return np.array([np.argmax(logits)])
+    found = sampler.filtered(logits)
+    return found[logits[found] > -np.inf]
 
 
 def _to_filters(sampling: Sampling, logits: F64, rank: int) -> float:

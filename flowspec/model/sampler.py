@@ -79,17 +79,8 @@ class Sampler:
                     if self._is_within_top_p(logits, weights, total, token):
                         return token
                     left[token] = -np.inf
-        ids = self._filtered(logits)
+        ids = self.filtered(logits)
         return int(ids[np.argmax(self.scores(logits, ids, position))])
-
-    def survivors(self, logits: F32, text: TextBefore | None = None) -> I64:
-        """Ids that pass all filters, most probable first. Sorts the vocabulary: for checking and
-        reporting."""
-        logits = self.shaped(logits, text)
-        if self.sampling.temperature == 0:
-            return np.array([np.argmax(logits)])
-        found = self._filtered(logits)
-        return found[logits[found] > -np.inf]
 
     def scores(self, logits: F32, ids: I64, position: int) -> F64:
         """`logit / T + G` of some ids, by what is drawn from; log p differs from it by a constant."""
@@ -99,7 +90,7 @@ class Sampler:
     def _is_top_k(self, logits: F32) -> bool:
         return 0 < self.sampling.top_k < len(logits)
 
-    def _filtered(self, logits: F32) -> I64:
+    def filtered(self, logits: F32) -> I64:
         """Ids that pass all filters, sorted; top-p is of the mass that top-k leaves."""
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
         if self._is_top_k(logits):

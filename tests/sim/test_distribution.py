@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from flowspec.bench.margin import survivors_of
 from flowspec.core.head.events import Finished
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling
@@ -68,7 +69,7 @@ def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tu
 def probabilities(prefix: tuple[int, ...], sampling: Sampling) -> np.ndarray:
     """The exact distribution of the next token, `[vocabulary]`."""
     logits = LANGUAGE.logits(as_prefix(prefix))
-    kept = Sampler(sampling, VOCABULARY).survivors(logits)
+    kept = survivors_of(Sampler(sampling, VOCABULARY), logits)
     weights = np.zeros(VOCABULARY)
     weights[kept] = np.exp(logits[kept].astype(np.float64) / sampling.temperature)
     return weights / weights.sum()
