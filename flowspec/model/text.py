@@ -314,14 +314,14 @@ class Tokenizer:
         id that stands for nothing no bytes."""
         with self._used():
             piece = self._tokenizer.convert_ids_to_tokens(token)
-            if piece is None:
-                return b""
-            return piece.encode() if piece in self.added_tokens else self._piece_bytes(piece)
+            return b"" if piece is None else self._piece_bytes(piece)
 
     def _piece_bytes(self, piece: str) -> bytes:
-        """What a token that was not added to the vocabulary stands for, by how that writes it."""
+        """What a token stands for, by how the vocabulary writes it; byte-level ones have names that are no
+        bytes, too."""
         if self._is_byte_level:
-            return b"".join(_BYTES.get(character) or character.encode() for character in piece)
+            is_name = any(character not in _BYTES for character in piece)
+            return piece.encode() if is_name else b"".join(_BYTES[character] for character in piece)
         if found := _BYTE_TOKEN.fullmatch(piece):
             return bytes.fromhex(found[1])
         return piece.replace("\u2581", " ").encode()

@@ -341,11 +341,13 @@ def test_the_checkpoint_gives_the_same_ids(published_ones: tuple[Any, Any], tmp_
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(stated))
         checkpoint = Tokenizer(ModelFiles(str(tmp_path)))
         for text in (*texts, "<s>[INST] a </s><s>[INST]"):
-            assert checkpoint.encode(text) == tokenizer(text)["input_ids"], (stated, text)
+            ids, stream = checkpoint.encode(text), TextStream(checkpoint)
+            assert ids == tokenizer(text)["input_ids"], (stated, text)
+            assert stream.push(ids) + stream.finish() == checkpoint.decode(ids)
 
 
 def test_a_chat_template_names_special_tokens(folder: Path) -> None:
-    special = {"<turn>": CONTROL}
+    special = {"<turn>": CONTROL, "\u2581!\u2581": USER_DEFINED}
     metadata = {
         **sentencepiece(WORDS, special),
         "tokenizer.chat_template": "{{ bos_token }}<turn>{{ messages[0].content }}{{ eos_token }}",
@@ -358,8 +360,8 @@ def test_a_chat_template_names_special_tokens(folder: Path) -> None:
     assert tokenizer.eos_id == 2
     ids = (IDS["\u2581hello"], IDS["hello"], 3 + 0xC3, 2)
     assert [tokenizer.token_bytes(token) for token in ids] == [b" hello", b"hello", b"\xc3", b"</s>"]
-    stream = TextStream(tokenizer)
-    assert stream.push([IDS["hello"], IDS["\u2581a"], 3 + 0xC3, 3 + 0xA9]) == "hello a\u00e9"
+    ids = (IDS["\u2581hello"], FIRST + len(WORDS) + 1, IDS["\u2581a"], 3 + 0xC3, 3 + 0xA9)
+    assert TextStream(tokenizer).push(ids) == tokenizer.decode(ids) == "hello !  a\u00e9"
 
 
 def test_tokens_that_end_an_answer_are_found_by_name_but_not_ends_of_messages(folder: Path) -> None:
