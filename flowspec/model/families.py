@@ -12,15 +12,14 @@ import copy
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowspec.core.protocol.model_spec import Norm, Router
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Root:
+class Root(NamedTuple):
     """Where a checkpoint keeps its decoder: the prefix of its tensors, and the name of `lm_head`'s weight."""
 
     prefix: str
@@ -61,11 +60,8 @@ def config_of_mtp(config: Any) -> Any:
     """The config of a model of one layer that attends, with experts where most layers have them: of the
     decoder layer in an MTP layer."""
     config = copy.deepcopy(config)
-    config.num_hidden_layers = 1
-    if getattr(config, "layer_types", None):
-        config.layer_types = ["full_attention"]
-    if hasattr(config, "first_k_dense_replace"):
-        config.first_k_dense_replace = 0
+    config.num_hidden_layers, config.layer_types = 1, ["full_attention"]
+    config.first_k_dense_replace = 0
     return config
 
 
@@ -136,11 +132,17 @@ _SANDWICH = {
     "norm_before_mlp": "pre_feedforward_layernorm",
     "norm_after_mlp": "post_feedforward_layernorm",
 }
-_EXPERTS = {
-    "mlp.experts.gate_up_proj": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
-    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
-}
-_MIXTRAL = "block_sparse_moe."
+
+
+def _stacked(layer: str, file: str, names: tuple[str, str, str]) -> dict[str, tuple[str, ...]]:
+    """Experts that a layer has as parameters in `layer`, files as `names` in `file`."""
+    gate, up, down = (f"{file}.{name}.weight" for name in names)
+    return {f"{layer}.gate_up_proj": (gate, up), f"{layer}.down_proj": (down,)}
+
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+_EXPERTS = _stacked("mlp.experts", "mlp.experts.{}", _PROJECTIONS)
 _QWEN3_5 = Family(
     module="qwen3_5",
     prefix="Qwen3_5",
@@ -174,10 +176,7 @@ _GEMMA4 = Family(
     is_embedding_scaled=True,
     rotary_by_layer_type=True,
     router="scaled softmax to 1",
-    stacked={
-        "experts.gate_up_proj": ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"),
-        "experts.down_proj": ("experts.{}.down_proj.weight",),
-    },
+    stacked=_stacked("experts", "experts.{}", _PROJECTIONS),
     has_layer_inputs=True,
 )
 _MULTIMODAL = {
@@ -188,7 +187,7 @@ _MULTIMODAL = {
         norm="scale by 1 + w, cast",
         is_embedding_scaled=True,
         rotary_by_layer_type=True,
-        only={"attn_logit_softcapping": None},
+        only={"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "gemma4": _GEMMA4,
     "gemma4_unified": replace(
@@ -200,11 +199,7 @@ _MULTIMODAL = {
 FAMILIES = {
     "llama": Family(module="llama", prefix="Llama"),
     "mistral": Family(module="mistral", prefix="Mistral"),
-    "qwen2": Family(
-        module="qwen2",
-        prefix="Qwen2",
-        dense={"biases": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")},
-    ),
+    "qwen2": Family(module="qwen2", prefix="Qwen2", dense={"biases": _QKV}),
     "qwen3": Family(module="qwen3", prefix="Qwen3", dense={"query_norm": "head"}),
     "gemma2": Family(
         module="gemma2",
@@ -230,14 +225,8 @@ FAMILIES = {
         module="mixtral",
         prefix="Mixtral",
         router="softmax to 1",
-        stacked={
-            "mlp.experts.gate_up_proj": (
-                _MIXTRAL + "experts.{}.w1.weight",
-                _MIXTRAL + "experts.{}.w3.weight",
-            ),
-            "mlp.experts.down_proj": (_MIXTRAL + "experts.{}.w2.weight",),
-        },
-        renamed={"mlp.gate.weight": _MIXTRAL + "gate.weight"},
+        stacked=_stacked("mlp.experts", "block_sparse_moe.experts.{}", ("w1", "w3", "w2")),
+        renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
     ),
     "lfm2": Family(
         module="lfm2",
@@ -305,9 +294,6 @@ FAMILIES = {
     **{name: replace(family, part="text_config") for name, family in _MULTIMODAL.items()},
     **{f"{name}_text": family for name, family in _MULTIMODAL.items()},
 }
-FAMILIES["gemma3"] = replace(
-    FAMILIES["gemma3"], only={"attn_logit_softcapping": None, "final_logit_softcapping": None}
-)
 
 
 def check_family(raw: Mapping[str, Any], model: str) -> Family:

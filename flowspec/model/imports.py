@@ -1,9 +1,6 @@
-"""How names of transformers are taken.
-
-One thread at a time: transformers imports the modules behind them when they are asked for first, and another
-thread that asks meanwhile may find one that is half there, and no such name in it. And without torch where
-nothing needs it: transformers would import it wherever it is installed, for 200 MiB and a second, though
-tokenizers and configs do without.
+"""How names of transformers are taken: by one thread at a time, since it imports the modules behind them when
+they are asked for first, and another thread may find such a module half there. And without torch where
+nothing needs it, which costs 200 MiB and a second wherever it is installed.
 """
 
 from __future__ import annotations
@@ -11,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 from flowspec.model.accelerator import has_driver
 
@@ -19,9 +16,8 @@ from flowspec.model.accelerator import has_driver
 class _Importing:
     """Reentrant."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._hides: list[bool] = []
+    _lock = threading.RLock()
+    _hides: ClassVar[list[bool]] = []
 
     def __enter__(self) -> None:
         self._lock.acquire()

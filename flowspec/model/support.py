@@ -2,12 +2,11 @@
 would change the arithmetic and is not handled.
 
 `spec.py` says what of a family's config layers compute. Refused here: fields that transformers' class of the
-family does not know (it keeps and ignores them), features that depend on the batch, quantised weights, and
-fields at odds with each other.
+family does not know (it keeps and ignores them), what depends on the batch, quantised weights, and fields at
+odds with each other.
 
-A config may come from a head on the network, and transformers builds whatever it says. A width of 2^31 took
-16 GiB and half a minute for position embeddings alone, a number of labels without end a list without end, and
-a million experts 12 GiB for the names of their tensors.
+A config may come from a head on the network, and transformers builds whatever it says: position embeddings
+of any width, lists of labels without end, names for the tensors of a million experts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.sliding_window import LINEAR
+from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
@@ -46,8 +45,8 @@ _MOST = {name: most for most, names in _SIZES.items() for name in names}
 _ABOVE_ZERO = (
     *("hidden_size", "num_attention_heads", "query_pre_attn_scalar", "rms_norm_eps", "norm_eps"),
     *("logits_scaling", "rope_theta", "factor", "clip_qkv", "swiglu_alpha", "swiglu_limit"),
+    *("original_max_position_embeddings", "conv_L_cache", "linear_conv_kernel_dim"),
     *("block_multiple_of", "block_ffn_dim_multiplier", "decoder_sparse_step", "full_attention_interval"),
-    *("conv_L_cache", "linear_conv_kernel_dim"),
 )
 """What is divided by, has its root or its logarithm taken, or would be switched off by 0."""
 FLOAT_MAX = 1e15
@@ -86,14 +85,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields by which a config changes the arithmetic, each with its values that change nothing; False is 0."""
 
 
-def check_config(raw: dict[str, Any], path: Path) -> None:
-    """Raises `InputError` naming a field of a config.json, wherever it stands, that is too large or no number
-    where one belongs; before transformers acts on it."""
+def check_config(raw: dict[str, Any], where: str | Path) -> None:
+    """Raises `InputError` naming a field of a config, anywhere in it, that is too large or no number where
+    one belongs; before transformers acts on it."""
     architectures = raw.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
-        raise InputError(f"{path}: architectures: expected a list of names, got {architectures!r:.80}")
+        raise InputError(f"{where}: architectures: expected a list of names, got {architectures!r:.80}")
     rest: list[tuple[str, Any]] = list(raw.items())
     while rest:
         name, value = rest.pop()
@@ -102,7 +101,7 @@ def check_config(raw: dict[str, Any], path: Path) -> None:
         elif isinstance(value, list):
             rest += [(name, each) for each in value]
         elif expected := _expected(name, value):
-            raise InputError(f"{path}: {name!r:.80}: expected {expected}, got {value!r:.80}")
+            raise InputError(f"{where}: {name!r:.80}: expected {expected}, got {value!r:.80}")
 
 
 def _expected(name: str, value: Any) -> str:
@@ -122,10 +121,7 @@ def _expected(name: str, value: Any) -> str:
 def check_built(config: Any, model: str) -> None:
     """As `check_config`, of a transformers config, whose class knows all aliases of a field, and of products
     of fields."""
-    for name in _MOST.keys() - varying_of(config):  # `check_config` has seen what single layers have
-        value = getattr(config, name, None)
-        if expected := _expected(name, value):
-            raise InputError(f"model {model!r}: {name}: expected {expected}, got {value!r:.80}")
+    check_config(config.to_dict(), f"model {model!r}")
     experts = config.num_hidden_layers * experts_of(config)
     if experts > EXPERTS_MAX:
         raise InputError(
@@ -239,12 +235,13 @@ def _check_layer_types(config: Any, family: Family, model: str) -> None:
             f"model {model!r} has layers of the type {SLIDING}, but no sliding_window that is in use; "
             "correct its config.json"
         )
-    field, stated = "full_attn_idxs", getattr(config, "full_attn_idxs", None)
-    interval = getattr(config, "full_attention_interval", None)
-    if family.other_layers == LINEAR and interval is not None:
+    interval, field, stated = getattr(config, "full_attention_interval", None), "", None
+    if family.other_layers == CONVOLUTION:
+        field, stated = "full_attn_idxs", config.full_attn_idxs
+    elif family.other_layers == LINEAR and interval is not None:
         field, stated = "full_attention_interval", range(interval - 1, len(types), interval)
     attending = [place for place, kind in enumerate(types) if kind == FULL]
-    if family.other_layers and stated is not None and {*stated} != {*attending}:
+    if stated is not None and {*stated} != {*attending}:
         raise InputError(
             f"model {model!r}: {field}: expected the layers that layer_types has as {FULL}, "
             f"{attending!r:.80}, got {[*stated]!r:.80}"

@@ -144,13 +144,8 @@ class Site:
         return Assign(
             model=model,
             fingerprint=self.fingerprint,
-            stage=0,
-            stages=1,
-            first_layer=0,
             end_layer=LAYERS,
             layer_count=LAYERS,
-            next_hop="",
-            next_name="",
             dtype="float32",
             context=100,
         )

@@ -46,13 +46,8 @@ class OtherHead:
             assign = Assign(
                 model="another",
                 fingerprint="another",
-                stage=0,
-                stages=1,
-                first_layer=0,
                 end_layer=self._layer_count,
                 layer_count=self._layer_count,
-                next_hop="",
-                next_name="",
                 dtype="float32",
                 context=16,
             )

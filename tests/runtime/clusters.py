@@ -68,13 +68,8 @@ def whole_model(model: str, fingerprint: str, spec: ModelSpec | None = None) -> 
     return Assign(
         model=model,
         fingerprint=fingerprint,
-        stage=0,
-        stages=1,
-        first_layer=0,
         end_layer=8,
         layer_count=8,
-        next_hop="",
-        next_name="",
         dtype="float32",
         context=100,
         spec=spec,

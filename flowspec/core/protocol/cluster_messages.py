@@ -111,13 +111,13 @@ class Assign:
 
     model: str
     fingerprint: str
-    stage: int
-    stages: int
-    first_layer: int
+    stage: int = 0
+    stages: int = 1
+    first_layer: int = 0
     end_layer: int
     layer_count: int
-    next_hop: str
-    next_name: str
+    next_hop: str = ""
+    next_name: str = ""
     dtype: str
     context: int
     captures: tuple[int, ...] = ()

@@ -173,7 +173,7 @@ class DeltaRule(_Checked):
         _Checked.__post_init__(self)
         numbers = self.key_heads, self.heads, self.key_width, self.value_width, self.length
         is_whole = min(numbers) > 0 and not self.heads % self.key_heads
-        _expect(is_whole, "heads", numbers, "numbers above 0, a multiple of the heads of keys")
+        _expect(is_whole, "heads", numbers, f"numbers above 0, a multiple of {self.key_heads} heads of keys")
 
     @property
     def key_numbers(self) -> int:
@@ -262,7 +262,8 @@ class LayerSpec(_Checked):
     def __post_init__(self) -> None:
         _Checked.__post_init__(self)
         is_whole = self.heads > 0 and self.kv.numbers > 0 and not self.heads % self.kv.count
-        _expect(is_whole, "heads", (self.heads, self.kv), "a multiple of those of keys")
+        of_keys = f"a multiple of {self.kv.count} heads of keys, {self.kv.width} wide"
+        _expect(is_whole, "heads", self.heads, of_keys)
         mixer = None if self.dense is None else self.dense.mixer
         if isinstance(mixer, DeltaRule):
             held = mixer.inputs, mixer.heads * mixer.key_width * mixer.value_width, mixer.length
