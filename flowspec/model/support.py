@@ -56,8 +56,6 @@ EXPERTS_MAX = limits.TENSORS_MAX // 3
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
 whole batch."""
-_PICTURES = "vision"
-"""Only what stands for pictures looks both ways, and text has none (Gemma 4)."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
@@ -177,7 +175,8 @@ def check_rotary(config: Any, family: Family, model: str) -> None:
 def _check_fields(config: Any, family: Family, model: str) -> None:
     """Refuses fields that would change the arithmetic of another class, but that this one does not know, and
     those that are at odds with another."""
-    if getattr(config, "use_bidirectional_attention", None) not in (None, False, _PICTURES):
+    # With "vision" only what stands for pictures looks both ways, and text has none (Gemma 4).
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise InputError(
             f"model {model!r} attends to later tokens (use_bidirectional_attention), so it does not generate "
             "text one by one"

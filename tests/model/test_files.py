@@ -172,7 +172,7 @@ def test_an_index_that_is_broken_or_names_a_tensor_that_its_shard_lacks(sharded:
 @pytest.mark.parametrize(
     "change",
     [
-        {"rms_norm_eps": "small"},
+        {"mlp_bias": "yes"},
         {"num_attention_heads": 3},
         {"model_type": "gemma3", "tie_word_embeddings": None},  # whose decoder's class does not take the word
     ],
