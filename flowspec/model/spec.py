@@ -116,7 +116,7 @@ def _dense(config: Any, family: Family, layer: int, kind: str, heads: Heads, *, 
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise InputError(f"the model's layers apply {activation!r:.80}, but FlowSpec computes {known}")
-    scale = _field(config, "query_pre_attn_scalar", heads.width) ** -0.5
+    scale = _field(config, "query_pre_attn_scalar", max(1, heads.width)) ** -0.5
     is_double = _field(config, "use_double_wide_mlp") and not is_own
     fields = {
         "scale": float(_field(config, "attention_multiplier", scale)),
@@ -165,13 +165,14 @@ def _mixer(config: Any, kind: str) -> Convolution | DeltaRule | None:
 
 
 def _mixture(config: Any, family: Family, layer: int) -> Mixture | None:
-    every, first = getattr(config, "decoder_sparse_step", 1), getattr(config, "first_k_dense_replace", 0)
-    is_dense = layer < first or (layer + 1) % every or layer in getattr(config, "mlp_only_layers", ())
+    every, first = _known(config, "decoder_sparse_step") or 1, _known(config, "first_k_dense_replace")
+    is_dense = layer < first or (layer + 1) % every or layer in (_known(config, "mlp_only_layers") or ())
     if is_dense or not experts_of(config):
         return None
     is_parallel = bool(_field(config, "enable_moe_block"))
-    has_width = hasattr(config, "moe_intermediate_size")
-    neurons = config.moe_intermediate_size if has_width else config.intermediate_size
+    neurons = _known(config, "moe_intermediate_size")
+    if neurons is False:
+        neurons = config.intermediate_size
     shared_neurons = _field(config, "shared_expert_intermediate_size")
     is_gated, shared = shared_neurons > 0, _field(config, "n_shared_experts")
     return Mixture(

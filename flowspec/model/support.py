@@ -83,14 +83,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields by which a config changes the arithmetic, each with its values that change nothing; False is 0."""
 
 
-def check_config(raw: dict[str, Any], where: str | Path) -> None:
+def check_config(raw: dict[str, Any], path: Path) -> None:
     """Raises `InputError` naming a field of a config, anywhere in it, that is too large or no number where
     one belongs; before transformers acts on it."""
     architectures = raw.get("architectures")
     if architectures is not None and not (
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
-        raise InputError(f"{where}: architectures: expected a list of names, got {architectures!r:.80}")
+        raise InputError(f"{path}: architectures: expected a list of names, got {architectures!r:.80}")
     rest: list[tuple[str, Any]] = list(raw.items())
     while rest:
         name, value = rest.pop()
@@ -99,7 +99,7 @@ def check_config(raw: dict[str, Any], where: str | Path) -> None:
         elif isinstance(value, list):
             rest += [(name, each) for each in value]
         elif expected := _expected(name, value):
-            raise InputError(f"{where}: {name!r:.80}: expected {expected}, got {value!r:.80}")
+            raise InputError(f"{path}: {name!r:.80}: expected {expected}, got {value!r:.80}")
 
 
 def _expected(name: str, value: Any) -> str:
@@ -119,7 +119,10 @@ def _expected(name: str, value: Any) -> str:
 def check_built(config: Any, model: str) -> None:
     """As `check_config`, of a transformers config, whose class knows all aliases of a field, and of products
     of fields."""
-    check_config(config.to_dict(), f"model {model!r}")
+    for name in _MOST.keys() - varying_of(config):  # `check_config` has seen what single layers have
+        value = getattr(config, name, None)
+        if expected := _expected(name, value):
+            raise InputError(f"model {model!r}: {name!r}: expected {expected}, got {value!r:.80}")
     experts = config.num_hidden_layers * experts_of(config)
     if experts > EXPERTS_MAX:
         raise InputError(
