@@ -26,28 +26,24 @@ _SHARED = {
 """What is one tensor for all layers: what each layer's part of it is called, and along which axis these lie,
 one after another; the norm is the same for all."""
 _WHOLE = re.compile(rf"(.*\.|)({'|'.join(_SHARED)})\.weight")
-_TENSORS = {part: tensor for tensor, (part, _) in _SHARED.items()}
+_TENSORS = {part: (tensor, axis) for tensor, (part, axis) in _SHARED.items()}
 _PART = re.compile(rf"(.*)layers\.\d+\.{LAYER_INPUT}\.({'|'.join(_TENSORS)})\.weight")
 TABLE = f".{LAYER_INPUT}.table.weight"
 """How the name of a layer's own table ends: packed only as files have it."""
 
 
-def whole_name(name: str) -> str:
-    """The tensor that a checkpoint has of all layers where `name` is one layer's part; else the name."""
-    found = _PART.fullmatch(name)
-    return name if found is None else f"{found[1]}{_TENSORS[found[2]]}.weight"
-
-
 def together(weights: Mapping[str, Array]) -> dict[str, Array]:
     """A checkpoint's tensors where `weights` has parts of some, layer after layer; what is no part stays."""
-    parts: dict[str, list[Array]] = {}
+    found, parts = dict[str, Array](), dict[tuple[str, int | None], list[Array]]()
     for name, part in weights.items():
-        parts.setdefault(whole_name(name), []).append(part)
-    found = {name: own[0] for name, own in parts.items()}
-    for name, own in parts.items():
-        match = _WHOLE.fullmatch(name)
-        if match is not None and (axis := _SHARED[match[2]][1]) is not None:
-            found[name] = namespace(own[0]).concatenate(own, axis)
+        match = _PART.fullmatch(name)
+        if match is None:
+            found[name] = part
+        else:
+            tensor, axis = _TENSORS[match[2]]
+            parts.setdefault((f"{match[1]}{tensor}.weight", axis), []).append(part)
+    for (name, axis), own in parts.items():
+        found[name] = own[0] if axis is None else namespace(own[0]).concatenate(own, axis)
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,7 +26,7 @@ from flowspec.model.gguf.file import tell_gguf_version
 from flowspec.model.gguf.names import STORED_FADING, parts_of
 from flowspec.model.gpu import DTYPES, array_of, tensor_of
 from flowspec.model.imports import IMPORTING
-from flowspec.model.layer_by_layer import together, whole_name
+from flowspec.model.layer_by_layer import together
 from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.rounding import ROUNDINGS, Rounding
 from flowspec.model.sampler import F32
@@ -54,14 +55,12 @@ class Reference:
 
     def _packed_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those whose numbers are those of packed tensors: slices hold these as they are."""
-        packed = {whole_name(ours) for name, ours in self._names.items() if self._tensors.form(name)}
-        mixtures = {name.partition(EXPERTS)[0] for name in packed if EXPERTS in name}
-        found = {}
+        marks = {ours: torch.zeros(1, 1) for name, ours in self._names.items() if self._tensors.form(name)}
+        packed, found = joined(self.model, self._family, marks), {}
         for name, parameter in self.model.named_parameters():
             module = self.model.get_submodule(name.rpartition(".")[0])
             is_matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not is_of_router(name)
-            is_expert = parameter.dim() == 3 and name.partition(EXPERTS)[0] in mixtures
-            if is_expert or (is_matrix and name in packed):
+            if name in packed and (is_matrix or EXPERTS in name):
                 found[name] = parameter
         return found
 
@@ -204,11 +203,8 @@ def plain_names(family: Family, tensors: Tensors) -> dict[str, str]:
     """What a model that is the decoder alone calls each tensor of a checkpoint, by its name there, which may
     be that of a part of a multimodal model."""
     root = family.root(tensors)
-    found = {}
-    for name in tensors:
-        is_inside = name.startswith(root.prefix)
-        found[name] = PLAIN_ROOT.prefix + name.removeprefix(root.prefix) if is_inside else name
-    return found | ({root.lm_head: PLAIN_ROOT.lm_head} if root.lm_head in found else {})
+    start, heads = re.compile(f"^{re.escape(root.prefix)}"), {root.lm_head: PLAIN_ROOT.lm_head}
+    return {name: heads.get(name) or start.sub(PLAIN_ROOT.prefix, name) for name in tensors}
 
 
 def _load(files: ModelFiles) -> Any:
