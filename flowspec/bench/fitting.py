@@ -31,7 +31,7 @@ def fit(measured: MachineTimes, machine: MeasuredMachine, name: str, basis: str)
     """The profile under which the cost model comes closest to what was measured; `basis` as in
     `KernelRates`."""
     layer_s, pass_s = _overheads(measured.tiny)
-    shares = HIDDEN if accelerator_of(machine.device).launches_ahead else HIDDEN[:1]
+    shares = HIDDEN[:1] if accelerator_of(machine.device).is_cpu else HIDDEN
     points = measured.layers[machine.dtype]
     fits = [(_rates(machine.dtype, points, share * layer_s, pass_s, basis), share) for share in shares]
     (_, own), share = min(fits, key=lambda each: each[0][0])

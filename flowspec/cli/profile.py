@@ -174,7 +174,8 @@ def measured_machine(here: Accelerator, asked: Sequence[str] | None) -> Measured
             note(f"{dtype} is not measured: {problem}")
         else:
             packed.append(dtype)
-    own = next(filter(UNPACKED.__contains__, asked or ()), here.usual_dtype)
+    usual = "float32" if here.is_cpu else "float16"
+    own = next(filter(UNPACKED.__contains__, asked or ()), usual)
     return MeasuredMachine(device=here.device, dtype=own, packed=tuple(packed))
 
 

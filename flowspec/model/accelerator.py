@@ -1,10 +1,6 @@
 """What computes: the CPU, or a GPU through torch and CUDA. The only file that asks `torch.cuda`; torch is
-imported where there is a GPU.
-
-An `Accelerator` says how much memory is free, and when work is done. The CUDA half is
-tested with a stand-in for `torch.cuda`; it ran on two servers' GPUs (docs/devices.md), and `flowspec doctor
---accelerator` tests it on a board.
-"""
+imported where there is a GPU. Its part for GPUs is tested with a stand-in for `torch.cuda`; it ran on two
+servers' GPUs (docs/devices.md), and `flowspec doctor --accelerator` tests it on a board."""
 
 from __future__ import annotations
 
@@ -21,10 +17,6 @@ import psutil
 from flowspec.errors import InputError, first_line
 from flowspec.host_memory import NOTHING, host_memory
 from flowspec.model.arithmetic import compiled
-
-Capability = tuple[int, int]
-Facts = dict[str, str | int | bool | list[str]]
-
 
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
 """One is there where a driver has a GPU: servers', Jetsons' of either kind, and Windows' in its Linux."""
@@ -48,16 +40,16 @@ def find(name: str) -> Accelerator:
 
     Raises `InputError` for another name, and for a GPU that cannot be used, with the reason.
     """
-    if name == "cpu" or (name == "auto" and (not has_driver() or CudaAccelerator.absence())):
+    if name == "cpu" or (name == "auto" and (not has_driver() or absence())):
         return Accelerator()
     kind, _, number = "cuda:0".partition(":") if name in ("auto", "cuda") else name.partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {name!r}")
-    why = CudaAccelerator.absence(int(number))
+    why = absence(int(number))
     if why:
         advice = "use --device cpu, or a torch for this machine's GPU (docs/devices.md)"
         raise InputError(f"--device {name}: {why}; {advice}")
-    return CudaAccelerator(int(number))
+    return Accelerator(int(number))
 
 
 def has_driver() -> bool:
@@ -65,14 +57,30 @@ def has_driver() -> bool:
     return any(Path(name).exists() for name in GPU_FILES)
 
 
+def absence(index: int = 0) -> str:
+    """Why torch cannot use this GPU; empty where it can."""
+    if importlib.util.find_spec("torch") is None:
+        return "torch is not installed"
+    torch = _torch()
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) was built without CUDA"
+    if not torch.cuda.is_available():
+        text = f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU"
+        try:
+            torch.cuda.init()
+        except (RuntimeError, AssertionError) as error:  # says which of driver, GPU and rights is missing
+            return f"{text}: {first_line(error)}"
+        return text
+    count = torch.cuda.device_count()
+    return "" if index < count else f"expected one of the {count} CUDA devices of this machine"
+
+
 def accelerator_of(device: str) -> Accelerator:
     """By its name. Raises `InputError` for a device that FlowSpec does not know."""
     kind, _, number = device.partition(":")
-    if kind == "cpu":
-        return Accelerator()
-    if kind == "cuda":
-        return CudaAccelerator(int(number or 0))
-    raise InputError(f"expected a CPU or CUDA device, got {device}")
+    if kind not in ("cpu", "cuda"):
+        raise InputError(f"expected a CPU or CUDA device, got {device}")
+    return Accelerator(None if kind == "cpu" else int(number or 0))
 
 
 @functools.cache
@@ -96,152 +104,89 @@ def compute_precisely() -> None:
 
 
 class Accelerator:
-    """A device that computes: the processor itself, as far as a class of a GPU does not say otherwise.
+    """The processor itself, or the GPU of an `index`. It computes float32 products in float32, and sums of
+    16-bit products, too."""
 
-    It computes float32 products in float32, and sums of 16-bit products, too.
-    """
-
-    is_cpu = True
-    """Whether this is the processor itself; its weights are then part of this process."""
-    launches_ahead = False
-    """Whether calls return before their work is done, so that times are those of `wait`."""
-    usual_dtype = "float32"
-    """The precision that it is measured in where none is asked for."""
-
-    @property
-    def device(self) -> str:
-        """`cpu`, `cuda:0`, as torch calls it, too."""
-        return "cpu"
+    def __init__(self, index: int | None = None) -> None:
+        self.is_cpu = index is None
+        """Its weights are then part of this process; calls of a GPU return before their work is done."""
+        self.device = "cpu" if index is None else f"cuda:{index}"
+        """As torch calls it, too."""
+        self._cuda = None
+        if index is not None:
+            self._cuda = _torch().cuda
+            compute_precisely()
 
     @property
     def name(self) -> str:
         """For people."""
-        return f"{platform.machine()} CPU"
+        return str(self._cuda.get_device_name(self.device)) if self._cuda else f"{platform.machine()} CPU"
 
     @property
     def has_bfloat16(self) -> bool:
         """Whether bfloat16 is worth measuring: on CPUs it always is, a GPU may only emulate it."""
-        return True
+        return self._cuda is None or bool(self._cuda.is_bf16_supported(including_emulation=False))
 
     @property
-    def capability(self) -> Capability | None:
-        """CUDA's number of what a GPU can do; None for a CPU."""
-        return None
-
-    def total_bytes(self) -> int:
-        """All of its memory."""
-        return host_memory().total
-
-    def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
-        """What is to be had of it now; what torch keeps for later counts as free.
-
-        Where it is the processor's memory, less what is `promised` to other processes (`memory_claims.py`).
-        """
-        return host_memory(promised=promised).available
-
-    def taken_bytes(self) -> int:
-        """What this process uses of it now."""
-        return int(psutil.Process().memory_info().rss)
-
-    def wait(self) -> None:
-        """Until it has done all that it was given."""
-
-    def give_back(self) -> None:
-        """Lets others have the memory that torch keeps for later."""
-
-    def facts(self) -> Facts:
-        """What a report tells of it: versions, sizes, what it can do."""
-        return {"name": self.name, "threads": compiled.threads(), "total_bytes": self.total_bytes()}
-
-
-class CudaAccelerator(Accelerator):
-    """A GPU that torch reaches through CUDA."""
-
-    is_cpu = False
-    launches_ahead = True
-    usual_dtype = "float16"
-
-    def __init__(self, index: int = 0) -> None:
-        self.index = index
-        self._torch = _torch()
-        compute_precisely()
-
-    @staticmethod
-    def absence(index: int = 0) -> str:
-        """Why torch cannot use this GPU; empty where it can."""
-        if importlib.util.find_spec("torch") is None:
-            return "torch is not installed"
-        torch = _torch()
-        if torch.version.cuda is None:
-            return f"this torch ({torch.__version__}) was built without CUDA"
-        if not torch.cuda.is_available():
-            text = f"this torch ({torch.__version__}, CUDA {torch.version.cuda}) finds no GPU"
-            try:
-                torch.cuda.init()
-            except (RuntimeError, AssertionError) as error:  # says which of driver, GPU and rights is missing
-                return f"{text}: {first_line(error)}"
-            return text
-        count = torch.cuda.device_count()
-        return "" if index < count else f"expected one of the {count} CUDA devices of this machine"
-
-    @property
-    def device(self) -> str:
-        return f"cuda:{self.index}"
-
-    @property
-    def name(self) -> str:
-        return str(self._torch.cuda.get_device_name(self.device))
-
-    @property
-    def has_bfloat16(self) -> bool:
-        return bool(self._torch.cuda.is_bf16_supported(including_emulation=False))
-
-    @property
-    def capability(self) -> Capability | None:
-        major, minor = self._torch.cuda.get_device_capability(self.device)
+    def capability(self) -> tuple[int, int]:
+        """CUDA's number of what a GPU can do; zeros for a CPU."""
+        major, minor = self._cuda.get_device_capability(self.device) if self._cuda else (0, 0)
         return int(major), int(minor)
 
     @property
     def shares_memory(self) -> bool:
         """Whether its memory is the processor's, as on a Jetson."""
-        return bool(getattr(self._torch.cuda.get_device_properties(self.device), "is_integrated", False))
+        properties = self._cuda.get_device_properties(self.device) if self._cuda else None
+        return bool(getattr(properties, "is_integrated", self.is_cpu))
 
     def total_bytes(self) -> int:
-        return int(self._torch.cuda.mem_get_info(self.device)[1])
+        """All of its memory."""
+        return int(self._cuda.mem_get_info(self.device)[1]) if self._cuda else host_memory().total
 
     def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
-        """Where memory is the processor's, too, what the system says: CUDA counts files in memory as taken.
+        """What is to be had of it now; what torch keeps for later counts as free.
 
-        A slice's weights are read from such files, so that on a Jetson hardly anything would seem to be free.
+        Where it is the processor's memory, less what is `promised` to other processes (`memory_claims.py`),
+        and on a Jetson what the system says: CUDA counts files in memory as taken. A slice's weights are read
+        from such files, so that hardly anything would seem to be free.
         """
-        free, total = self._torch.cuda.mem_get_info(self.device)
-        kept = self._torch.cuda.memory_reserved(self.device) - self._torch.cuda.memory_allocated(self.device)
+        if not self._cuda:
+            return host_memory(promised=promised).available
+        free, total = self._cuda.mem_get_info(self.device)
+        kept = self._cuda.memory_reserved(self.device) - self._cuda.memory_allocated(self.device)
         if self.shares_memory:
             free = min(total, max(free, host_memory(promised=promised).available))
         return int(free + kept)
 
     def taken_bytes(self) -> int:
-        return int(self._torch.cuda.memory_allocated(self.device))
+        """What this process uses of it now."""
+        if self._cuda:
+            return int(self._cuda.memory_allocated(self.device))
+        return int(psutil.Process().memory_info().rss)
 
     def wait(self) -> None:
-        self._torch.cuda.synchronize(self.device)
+        """Until it has done all that it was given."""
+        if self._cuda:
+            self._cuda.synchronize(self.device)
 
     def give_back(self) -> None:
-        self._torch.cuda.empty_cache()
+        """Lets others have the memory that torch keeps for later."""
+        if self._cuda:
+            self._cuda.empty_cache()
 
-    def facts(self) -> Facts:
-        properties = self._torch.cuda.get_device_properties(self.device)
-        major, minor = self._torch.cuda.get_device_capability(self.device)
-        cudnn = self._torch.backends.cudnn.version()
-        return {
-            "name": self.name,
-            "capability": f"{major}.{minor}",
-            "built_for": list(self._torch.cuda.get_arch_list()),
-            "processors": int(properties.multi_processor_count),
-            "total_bytes": self.total_bytes(),
+    def facts(self) -> dict[str, Any]:
+        """What a report tells of it: versions, sizes, what it can do."""
+        found: dict[str, Any] = {"name": self.name, "total_bytes": self.total_bytes()}
+        found["threads"] = compiled.threads()
+        if not self._cuda:
+            return found
+        torch, cudnn = _torch(), _torch().backends.cudnn.version()
+        return found | {
+            "capability": ".".join(map(str, self.capability)),
+            "built_for": list(self._cuda.get_arch_list()),
+            "processors": int(self._cuda.get_device_properties(self.device).multi_processor_count),
             "shares_memory": self.shares_memory,
             "has_bfloat16": self.has_bfloat16,
-            "cuda": str(self._torch.version.cuda),
+            "cuda": str(torch.version.cuda),
             "cudnn": "" if cudnn is None else str(cudnn),
-            "threads": compiled.threads(),
         }

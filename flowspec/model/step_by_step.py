@@ -17,7 +17,7 @@ from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import InputError
-from flowspec.model.accelerator import CudaAccelerator, find
+from flowspec.model.accelerator import absence, find
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary
 from flowspec.model.sampler import F32, Sampler
@@ -35,7 +35,7 @@ def device_with(dtype: str, arithmetic: str) -> str:
     Raises `InputError` where neither does.
     """
     here: list[str] = []
-    for name in ("cpu", *([] if CudaAccelerator.absence() else ["cuda"])):
+    for name in ("cpu", *([] if absence() else ["cuda"])):
         device = find(name).device
         with contextlib.suppress(NoRightKernelError):
             found = run_trial(dtype, device).arithmetics

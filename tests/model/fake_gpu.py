@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flowspec.model import accelerator
-from flowspec.model.accelerator import Accelerator, Capability
+from flowspec.model.accelerator import Accelerator
 
 GIB = 1 << 30
 ORIN = {
@@ -57,24 +57,18 @@ def pretend_cuda(patch: pytest.MonkeyPatch, *, is_integrated: bool = True, count
 class FakeGpu(Accelerator):
     """Looks like a GPU from outside and computes on the CPU; counts what it is asked."""
 
-    is_cpu = False
-    launches_ahead = True
-
     def __init__(self, index: int = 0) -> None:
         super().__init__()
+        self.is_cpu = False
         self.waits = 0
         self.given_back = 0
-
-    @staticmethod
-    def absence(index: int = 0) -> str:
-        return "" if index == 0 else "expected one of the 1 CUDA devices of this machine"
 
     @property
     def name(self) -> str:
         return "Made-up GPU"
 
     @property
-    def capability(self) -> Capability | None:
+    def capability(self) -> tuple[int, int]:
         return 8, 7
 
     def wait(self) -> None:

@@ -17,7 +17,7 @@ import torch
 from flowspec.errors import InputError
 from flowspec.host_memory import HostMemory
 from flowspec.model import accelerator
-from flowspec.model.accelerator import CudaAccelerator, accelerator_of, find
+from flowspec.model.accelerator import Accelerator, accelerator_of, find
 from flowspec.model.arithmetic import compiled
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.runtime.compute import unexpected
@@ -57,7 +57,7 @@ def test_one_file_asks_cuda() -> None:
 
 def test_the_processor_is_an_accelerator_too() -> None:
     cpu = find("cpu")
-    assert (cpu.device, cpu.is_cpu, cpu.launches_ahead, cpu.capability) == ("cpu", True, False, None)
+    assert (cpu.device, cpu.is_cpu, cpu.capability) == ("cpu", True, (0, 0))
     assert 0 < cpu.taken_bytes() < cpu.total_bytes() == psutil.virtual_memory().total
     assert 0 < cpu.free_bytes() <= cpu.total_bytes()
     assert cpu.facts()["threads"] == compiled.threads()
@@ -107,7 +107,7 @@ def test_memory_that_is_the_processors_too_is_what_the_system_says(monkeypatch: 
     pretend_cuda(monkeypatch, is_integrated=True)
     found = HostMemory(total=64 * GIB, available=5 * GIB)
     monkeypatch.setattr(accelerator, "host_memory", lambda promised: found)
-    gpu = CudaAccelerator()
+    gpu = Accelerator(0)
     assert gpu.free_bytes() == 5 * GIB + 100
     more = HostMemory(total=64 * GIB, available=50 * GIB)
     monkeypatch.setattr(accelerator, "host_memory", lambda promised: more)
@@ -123,7 +123,7 @@ def test_a_gpu_is_waited_for_and_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
     gpu.wait()
     gpu.give_back()
     assert asked[-2:] == ["synchronize", "empty_cache"]
-    assert (gpu.is_cpu, gpu.launches_ahead, gpu.usual_dtype) == (False, True, "float16")
+    assert not gpu.is_cpu
     facts = gpu.facts()
     assert (facts["name"], facts["capability"], facts["built_for"]) == (ORIN["name"], "8.7", ["sm_87"])
     assert (facts["cuda"], facts["shares_memory"]) == ("12.6", True)
@@ -131,12 +131,12 @@ def test_a_gpu_is_waited_for_and_told_of(monkeypatch: pytest.MonkeyPatch) -> Non
 
 PRECISION = """
 import torch
-from flowspec.model.accelerator import CudaAccelerator
+from flowspec.model.accelerator import Accelerator
 m = torch.backends.cuda.matmul
 found = torch.get_float32_matmul_precision(), m.allow_tf32
 assert found == ("high", True), found
 assert m.allow_bf16_reduced_precision_reduction and m.allow_fp16_reduced_precision_reduction
-CudaAccelerator()
+Accelerator(0)
 assert (torch.get_float32_matmul_precision(), m.allow_tf32) == ("highest", False)
 assert getattr(m, "fp32_precision", "ieee") == "ieee"
 assert not m.allow_bf16_reduced_precision_reduction and not m.allow_fp16_reduced_precision_reduction

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.model.accelerator import Accelerator
 from flowspec.model.engines import Cpu
 from flowspec.model.parts import Linear, Packed, RowsFunction
 from flowspec.model.trials import prepare
@@ -22,6 +21,7 @@ from flowspec.runtime.health import probe as probing
 from flowspec.runtime.health.own_speed import kept_profile, own_speed
 from flowspec.runtime.health.probe import Sizes, probe
 from flowspec.runtime.machine import Machine
+from tests.model.fake_gpu import FakeGpu
 
 MACHINE = Machine(device="cpu")
 PROBED = speed_of(find_profile("raspberry-pi-5"), "probed")
@@ -123,12 +123,8 @@ def test_a_probe_of_this_machine_measures_the_kernels_of_packed_weights_that_wer
 
 def test_a_gpu_is_probed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here this machine plays it."""
-
-    class Gpu(Accelerator):
-        is_cpu = False
-
     small = Sizes(read=(256, 256), packed=(256, 256), computed=(256, 256), rows=4)
-    monkeypatch.setattr(probing, "accelerator_of", lambda device: Gpu())
+    monkeypatch.setattr(probing, "accelerator_of", lambda device: FakeGpu())
     monkeypatch.setattr(probing._Gpu, "sizes", small)
     found = probe("cuda:0")
     assert found.serial == 0
