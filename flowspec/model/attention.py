@@ -222,8 +222,13 @@ class Sight:
         ends = np.append(np.flatnonzero(blocks[1:] != blocks[:-1]) + 1, len(blocks))
         return slots[places].astype(np.int32), ends.astype(np.int32)
 
-    def paths(self, first: int = 0) -> I64:
-        """The slot that a row sees at a position, from `first` on, or -1: `[rows, positions]`."""
+    @cached_property
+    def paths(self) -> I64:
+        """The slot that a row sees at a position, or -1: `[rows, positions]`."""
+        return self.paths_from(0)
+
+    def paths_from(self, first: int) -> I64:
+        """Of positions from `first` on, which may be before 0."""
         rows, slots = np.nonzero(self.seen & (self.key_positions >= max(first, 0)))
         positions = self.key_positions[slots]
         paths = np.full((len(self.seen), int(positions.max()) + 1 - first), -1)
@@ -268,7 +273,7 @@ class TreeRows:
         if length not in self.lines:
             wanted = self.positions[:, None] - np.arange(length - 1, -1, -1)
             first = int(wanted.min())
-            line = np.take_along_axis(self.sight(None).paths(first), wanted - first, axis=1)
+            line = np.take_along_axis(self.sight(None).paths_from(first), wanted - first, axis=1)
             assert np.array_equal(line >= 0, wanted >= 0), GAP
             self.lines[length] = line
         return self.lines[length]

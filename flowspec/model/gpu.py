@@ -87,7 +87,7 @@ def arithmetics_of(dtype: str, device: str) -> tuple[str, ...]:
         raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device}; use --dtype bfloat16")
     if dtype == "int8":
         return (DIGITS,)
-    capability = accelerator_of(device).capability or (0, 0)
+    capability = accelerator_of(device).capability
     name = "torch-in-blocks"
     if is_packed(dtype):
         name = "tinygemm" if dtype == "int4" and capability >= INT4_CAPABILITY else "plain"
@@ -100,7 +100,7 @@ def allow_library(device: str) -> compiled_cuda.CudaLibrary:
     """Builds `canonical.cu` for a GPU, and has this process use it there. Raises `OSError` where it cannot be
     built."""
     there = torch.device(device)
-    module = compiled_cuda.CudaModule(there, accelerator_of(device).capability or (0, 0))
+    module = compiled_cuda.CudaModule(there, accelerator_of(device).capability)
     library = compiled_cuda.CudaLibrary(module)
     compiled_cuda.allow(there, library)
     return library
@@ -402,7 +402,7 @@ class _Pass:
 
     def _paths_of(self, rows: TreeRows, window: int | None) -> Tensor:
         if (id(rows), window) not in self._paths:
-            paths = rows.sight(window).paths()
+            paths = rows.sight(window).paths
             self._paths[id(rows), window] = torch.from_numpy(paths).to(self.hidden.device)
         return self._paths[id(rows), window]
 

@@ -81,7 +81,7 @@ def walk_from(rows: TreeRows, start: int, length: int) -> Walk:
     positions."""
     before = length - 1
     first = start - before
-    paths = rows.sight(None).paths(first)  # columns: positions from there on
+    paths = rows.sight(None).paths_from(first)  # columns: positions from there on
     assert np.array_equal((paths >= 0).sum(axis=1), rows.positions + 1 - max(first, 0)), GAP
     _, firsts = np.unique(paths[:, before:], return_index=True)
     places = np.stack(np.unravel_index(firsts, paths[:, before:].shape), axis=1)

@@ -6,14 +6,14 @@ Arrays are numpy's on a CPU, where bfloat16 is held as uint16, and an engine's o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture
+from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Mixture
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import Array, contiguous, namespace
 from flowspec.model.arithmetic.packed import FORMS
@@ -203,41 +203,36 @@ def _stack_shape(experts: int, outputs: int, inputs: int, has_biases: bool) -> S
 
 
 def _router_shape(mixture: Mixture, hidden: int) -> Shape:
-    weights, experts = Parameter((mixture.experts, hidden)), (mixture.experts,)
+    weights, of_experts = Parameter((mixture.experts, hidden)), (mixture.experts,)
+    if mixture.is_parallel:
+        found = {".proj.weight": weights, ".scale": Parameter((hidden,))}
+        found[".per_expert_scale"] = Parameter(of_experts, "widened")
+    else:
+        found = {".weight": weights}
+    if mixture.has_biases:
+        found[".bias"] = Parameter(of_experts)
+    if mixture.router == "sigmoid":
+        found[".e_score_correction_bias"] = Parameter(of_experts, "exact")
 
     def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
-        return RouterPart(weights=values[".weight"], bias=bias, correction=correction)
+        if not mixture.is_parallel:
+            bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
+            return RouterPart(weights=values[".weight"], bias=bias, correction=correction)
+        norm, scales = NormPart(weights=values[".scale"], eps=eps), arrays.wide(values[".per_expert_scale"])
+        given = values[".proj.weight"]
+        return RouterPart(weights=given, norm=norm, factor=hidden**-0.5, scales=contiguous(scales))
 
-    def parallel_part(values: Values, eps: float, arrays: Arrays) -> Part:
-        return RouterPart(
-            weights=values[".proj.weight"],
-            norm=NormPart(weights=values[".scale"], eps=eps),
-            factor=hidden**-0.5,
-            scales=contiguous(arrays.wide(values[".per_expert_scale"])),
-        )
-
-    if mixture.is_parallel:
-        scales = {".scale": Parameter((hidden,)), ".per_expert_scale": Parameter(experts, "widened")}
-        return Shape({".proj.weight": weights, **scales}, parallel_part)
-    more = {".bias": Parameter(experts)} if mixture.has_biases else {}
-    if mixture.router == "sigmoid":
-        more[".e_score_correction_bias"] = Parameter(experts, "exact")
-    return Shape({".weight": weights, **more}, part)
+    return Shape(found, part)
 
 
-def _vector_shape(count: int) -> Shape:
-    return Shape(
-        {"": Parameter((count,), "widened")}, lambda values, eps, arrays: contiguous(arrays.wide(values[""]))
-    )
+def _wide_shape(*shape: int, end: str = "") -> Shape:
+    """Of numbers in float32; of a convolution's weights `[width, 1, length]` as `[length, width]`."""
 
+    def part(values: Values, eps: float, arrays: Arrays) -> Part:
+        wide = arrays.wide(values[end])
+        return contiguous(wide if len(shape) == 1 else wide[:, 0].T)
 
-def _taps_shape(width: int, length: int) -> Shape:
-    """A convolution's weights."""
-    return Shape(
-        {".weight": Parameter((width, 1, length), "widened")},
-        lambda values, eps, arrays: contiguous(arrays.wide(values[".weight"])[:, 0].T),
-    )
+    return Shape({end: Parameter(shape, "widened")}, part)
 
 
 def _rates_shape(heads: int, has_fading: bool) -> Shape:
@@ -247,10 +242,9 @@ def _rates_shape(heads: int, has_fading: bool) -> Shape:
         fast = -values[".A"] if has_fading else plain.exp(arrays.wide(values[".A_log"]))
         return namespace(fast).concatenate([fast, arrays.wide(values[".dt_bias"])])
 
-    fading = (
-        {".A": Parameter((heads,), "exact")} if has_fading else {".A_log": Parameter((heads,), "widened")}
-    )
-    return Shape({**fading, ".dt_bias": Parameter((heads,), "widened")}, part)
+    wide = Parameter((heads,), "widened")
+    fading = {".A": Parameter((heads,), "exact")} if has_fading else {".A_log": wide}
+    return Shape({**fading, ".dt_bias": wide}, part)
 
 
 _STEMS = {
@@ -269,31 +263,45 @@ class Place(NamedTuple):
     shape: Shape
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerShape:
-    """The parts of a layer by the names of most families. Its rows are `hidden` wide, and attention reads
-    `read` numbers of them, or as many. `is_own`: it has keys and values of its own. `has_fading`: files have
-    -e^A_log."""
+    """The parts of a layer, its `places`, by the names of most families."""
 
-    spec: LayerSpec
-    family: Family
-    hidden: int
-    is_own: bool = True
-    has_fading: bool = False
-    table_rows: int = 0
-    read: int = 0
-    places: dict[str, Place] = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        stems, names = dict(_STEMS), self.family.layer_names
-        mixture = None if self.spec.dense is None else self.spec.dense.mixture
-        if mixture is not None and not mixture.has_biases:
-            stems["mlp.router"] = "mlp.gate"
-        found = dict[str, Place]()
-        for name, shape in self._shapes():
-            stem = stems.get(name, name)
-            found[name] = Place(names.get(stem, stem), shape)
-        object.__setattr__(self, "places", found)
+    def __init__(
+        self,
+        *,
+        spec: LayerSpec,
+        family: Family,
+        hidden: int,
+        is_own: bool = True,
+        has_fading: bool = False,
+        table_rows: int = 0,
+        read: int = 0,
+    ) -> None:
+        """Its rows are `hidden` wide, and attention reads `read` numbers of them, or as many. `is_own`: it
+        has keys and values of its own. `has_fading`: files have -e^A_log."""
+        assert spec.dense is not None, "there is an operation for everything"
+        self._spec, self._dense, self._hidden = spec, spec.dense, hidden
+        mixture, self._family = spec.dense.mixture, family
+        self._router = "mlp.router" if mixture is None or mixture.has_biases else "mlp.gate"
+        self.places: dict[str, Place] = {}
+        self._add_norms()
+        if isinstance(spec.dense.mixer, Convolution):
+            self._add_convolution(spec.dense.mixer)
+        elif spec.dense.mixer is not None:
+            self._add_delta_rule(spec.dense.mixer, has_fading)
+        else:
+            self._add_attention(is_own, read or hidden)
+        if mixture is None or mixture.is_parallel:
+            self._add_mlp("mlp", spec.dense.neurons)
+        if mixture is not None:
+            self._add_mixture(mixture)
+        if spec.dense.input_width:
+            self._add_input(spec.dense.input_width, table_rows)
+        if spec.dense.has_entry:
+            self._add_linear("entry.projection", hidden, 2 * hidden)
+        if spec.dense.has_factor:
+            number = {"": Parameter((1,), "number")}
+            self._add("layer_scalar", Shape(number, lambda values, *_: float(values[""].item())))
 
     def parameters(self) -> dict[str, Parameter]:
         """By their names in files."""
@@ -311,108 +319,84 @@ class LayerShape:
             found[name] = shape.part({**own, ".order": values.get(f"{stem}.order")}, eps, arrays)
         return found
 
-    def _shapes(self) -> Iterator[tuple[str, Shape]]:
-        """Of each part, by its name."""
-        dense, hidden = self.spec.dense, self.hidden
-        assert dense is not None, "there is an operation for everything"
-        norms = (
-            *(dense.norm_before_attention, dense.norm_after_attention),
-            *(dense.norm_before_mlp, dense.norm_after_mlp, dense.embedding_norm),
-        )
-        for name in filter(None, norms):
-            yield name, norm_shape(hidden)
-        if isinstance(dense.mixer, Convolution):
-            yield from self._convolution(dense, dense.mixer)
-        elif dense.mixer is not None:
-            yield from self._delta_rule(dense.mixer)
-        else:
-            yield from self._attention(dense)
-        if dense.mixture is None or dense.mixture.is_parallel:
-            yield from self._mlp(dense, "mlp", dense.neurons)
-        if dense.mixture is not None:
-            yield from self._mixture(dense, dense.mixture)
-        if dense.input_width:
-            yield from self._input(dense.input_width)
-        if dense.has_entry:
-            yield "entry.embedding", norm_shape(hidden)
-            yield "entry.feature", norm_shape(hidden)
-            yield self._linear("entry.projection", hidden, 2 * hidden)
-        if dense.has_factor:
-            factor = {"": Parameter((1,), "number")}
-            yield "layer_scalar", Shape(factor, lambda values, eps, arrays: float(values[""].item()))
+    def _add(self, name: str, shape: Shape) -> None:
+        stem = self._router if name == "mlp.router" else _STEMS.get(name, name)
+        self.places[name] = Place(self._family.layer_names.get(stem, stem), shape)
 
-    def _linear(self, name: str, outputs: int, inputs: int) -> tuple[str, Shape]:
-        dense = self.spec.dense
-        assert dense is not None
-        return name, linear_shape(outputs, inputs, name in dense.biases)
+    def _add_linear(self, name: str, outputs: int, inputs: int) -> None:
+        self._add(name, linear_shape(outputs, inputs, name in self._dense.biases))
 
-    def _attention(self, dense: Dense) -> Iterator[tuple[str, Shape]]:
-        spec, own, read = self.spec, "self_attn.", self.read or self.hidden
-        width, queries, keys = spec.kv.width, spec.heads * spec.kv.width, spec.kv.count * spec.kv.width
+    def _add_norms(self) -> None:
+        """Those as wide as rows."""
+        dense = self._dense
+        names = [dense.norm_before_attention, dense.norm_after_attention]
+        names += [dense.norm_before_mlp, dense.norm_after_mlp, dense.embedding_norm]
+        names += ["entry.embedding", "entry.feature"] * dense.has_entry
+        names += ["post_per_layer_input_norm"] * bool(dense.input_width)
+        if dense.mixture is not None and dense.mixture.is_parallel:
+            names += ["post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"]
+            names += ["post_feedforward_layernorm_2"]
+        for name in filter(None, names):
+            self._add(name, norm_shape(self._hidden))
+
+    def _add_attention(self, is_own: bool, read: int) -> None:
+        spec, dense, width = self._spec, self._dense, self._spec.kv.width
+        queries, keys = spec.heads * width, spec.kv.count * width
         if dense.is_joined:
-            yield self._linear(f"{own}qkv_proj", queries + 2 * keys, read)
+            self._add_linear("self_attn.qkv_proj", queries + 2 * keys, read)
         else:
-            yield self._linear(f"{own}q_proj", queries * (1 + dense.is_gated), read)
-            if self.is_own:
-                yield self._linear(f"{own}k_proj", keys, read)
-            if self.is_own and dense.has_values:
-                yield self._linear(f"{own}v_proj", keys, read)
-        yield self._linear(f"{own}o_proj", self.hidden, queries)
+            self._add_linear("self_attn.q_proj", queries * (1 + dense.is_gated), read)
+            for name in "kv"[: is_own * (1 + dense.has_values)]:
+                self._add_linear(f"self_attn.{name}_proj", keys, read)
+        self._add_linear("self_attn.o_proj", self._hidden, queries)
         if dense.query_norm:
             sizes = (width, width) if dense.query_norm == "head" else (queries, keys)
-            for name, size in zip(("q_norm", "k_norm")[: 1 + self.is_own], sizes, strict=False):
-                yield own + name, norm_shape(size)
+            for name, size in zip("qk"[: 1 + is_own], sizes, strict=False):
+                self._add(f"self_attn.{name}_norm", norm_shape(size))
         if dense.has_value_norm:
-            yield f"{own}v_norm", norm_shape(width, has_weight=False)
+            self._add("self_attn.v_norm", norm_shape(width, has_weight=False))
         if dense.has_sinks:
-            yield f"{own}sinks", _vector_shape(spec.heads)
+            self._add("self_attn.sinks", _wide_shape(spec.heads))
 
-    def _convolution(self, dense: Dense, mixer: Convolution) -> Iterator[tuple[str, Shape]]:
-        width = self.hidden
-        yield self._linear("conv.in_proj", 3 * width, width)
-        yield self._linear("conv.out_proj", width, width)
-        yield "conv.taps", _taps_shape(width, mixer.length)
-        if "conv" in dense.biases:
-            yield "conv.bias", _vector_shape(width)
+    def _add_convolution(self, mixer: Convolution) -> None:
+        width = self._hidden
+        self._add_linear("conv.in_proj", 3 * width, width)
+        self._add_linear("conv.out_proj", width, width)
+        self._add("conv.taps", _wide_shape(width, 1, mixer.length, end=".weight"))
+        if "conv" in self._dense.biases:
+            self._add("conv.bias", _wide_shape(width))
 
-    def _delta_rule(self, mixer: DeltaRule) -> Iterator[tuple[str, Shape]]:
-        own, values = "linear_attn.", mixer.value_numbers
+    def _add_delta_rule(self, mixer: DeltaRule, has_fading: bool) -> None:
+        values, heads = mixer.value_numbers, mixer.heads
         mixed = 2 * mixer.key_numbers + values
-        sizes = {"qkv": mixed, "z": values, "b": mixer.heads, "a": mixer.heads}
-        for name, size in sizes.items():
-            yield self._linear(f"{own}in_proj_{name}", size, self.hidden)
-        yield self._linear(f"{own}out_proj", self.hidden, values)
-        yield f"{own}norm", norm_shape(mixer.value_width)
-        yield f"{own}taps", _taps_shape(mixed, mixer.length)
-        yield f"{own}rates", _rates_shape(mixer.heads, self.has_fading)
+        for name, size in {"qkv": mixed, "z": values, "b": heads, "a": heads}.items():
+            self._add_linear(f"linear_attn.in_proj_{name}", size, self._hidden)
+        self._add_linear("linear_attn.out_proj", self._hidden, values)
+        self._add("linear_attn.norm", norm_shape(mixer.value_width))
+        self._add("linear_attn.taps", _wide_shape(mixed, 1, mixer.length, end=".weight"))
+        self._add("linear_attn.rates", _rates_shape(heads, has_fading))
 
-    def _mlp(self, dense: Dense, name: str, neurons: int) -> Iterator[tuple[str, Shape]]:
-        if dense.is_joined:
-            yield self._linear(f"{name}.gate_up_proj", 2 * neurons, self.hidden)
-        else:
-            yield self._linear(f"{name}.gate_proj", neurons, self.hidden)
-            yield self._linear(f"{name}.up_proj", neurons, self.hidden)
-        yield self._linear(f"{name}.down_proj", self.hidden, neurons)
+    def _add_mlp(self, name: str, neurons: int) -> None:
+        sizes = {"gate_up": 2 * neurons} if self._dense.is_joined else {"gate": neurons, "up": neurons}
+        for kind, size in sizes.items():
+            self._add_linear(f"{name}.{kind}_proj", size, self._hidden)
+        self._add_linear(f"{name}.down_proj", self._hidden, neurons)
 
-    def _mixture(self, dense: Dense, mixture: Mixture) -> Iterator[tuple[str, Shape]]:
-        own, hidden, neurons = "" if mixture.is_parallel else "mlp.", self.hidden, mixture.neurons
-        yield f"{own}router", _router_shape(mixture, hidden)
+    def _add_mixture(self, mixture: Mixture) -> None:
+        own, hidden, neurons = "" if mixture.is_parallel else "mlp.", self._hidden, mixture.neurons
+        self._add(f"{own}router", _router_shape(mixture, hidden))
         for name, sizes in (("gate_up_proj", (2 * neurons, hidden)), ("down_proj", (hidden, neurons))):
-            yield f"{own}experts.{name}", _stack_shape(mixture.experts, *sizes, mixture.has_biases)
+            stack = _stack_shape(mixture.experts, *sizes, mixture.has_biases)
+            self._add(f"{own}experts.{name}", stack)
         if mixture.has_shared:
             name = "mlp.shared_expert" + "s" * (not mixture.is_shared_gated)
-            yield from self._mlp(dense, name, mixture.shared_neurons)
+            self._add_mlp(name, mixture.shared_neurons)
         if mixture.is_shared_gated:
-            yield self._linear("mlp.shared_expert_gate", 1, hidden)
-        if mixture.is_parallel:
-            for place in ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2"):
-                yield place, norm_shape(hidden)
-            yield "post_feedforward_layernorm_2", norm_shape(hidden)
+            self._add_linear("mlp.shared_expert_gate", 1, hidden)
 
-    def _input(self, width: int) -> Iterator[tuple[str, Shape]]:
-        yield self._linear("per_layer_input_gate", width, self.hidden)
-        yield self._linear("per_layer_projection", self.hidden, width)
-        yield "post_per_layer_input_norm", norm_shape(self.hidden)
-        yield f"{LAYER_INPUT}.table", table_shape(self.table_rows, width)
-        yield self._linear(f"{LAYER_INPUT}.projection", width, self.hidden)
-        yield f"{LAYER_INPUT}.norm", norm_shape(width)
+    def _add_input(self, width: int, table_rows: int) -> None:
+        self._add_linear("per_layer_input_gate", width, self._hidden)
+        self._add_linear("per_layer_projection", self._hidden, width)
+        self._add(f"{LAYER_INPUT}.table", table_shape(table_rows, width))
+        self._add_linear(f"{LAYER_INPUT}.projection", width, self._hidden)
+        self._add(f"{LAYER_INPUT}.norm", norm_shape(width))

@@ -213,8 +213,9 @@ class Maker:
 
     def add(
         self, name: str, source: View = _NONE, to: View = _NONE, other: View = _NO_OTHER, **fields: Any
-    ) -> None:
-        """Threads wait for each other between operations that go by rows, by outputs and by heads."""
+    ) -> View:
+        """An operation; gives where it writes `to`. Threads wait for each other between those that go by
+        rows, by outputs and by heads."""
         stage = STAGES.get(name, "rows" if self._spread == 1 else "rows of experts")
         before, self._stage = self._stage, stage
         waits = before not in ("", stage) and {before, stage} != {"rows", "store"}
@@ -225,6 +226,7 @@ class Maker:
         }
         whole = {"code": CODES[name], "waits": waits, "spread": self._spread, **views, **fields}
         self._operations.append(Operation(**whole))
+        return to
 
     def hold(self, given: Array | None, *, as_rows: bool = False) -> int | None:
         """Where it lies; `as_rows`: numbers that are read in the kind of rows."""
@@ -239,15 +241,13 @@ class Maker:
         """Of each head alone, as wide as the weights are."""
         width, to = norm.weights.size, self.register(source.width)
         weights, number = self.hold(norm.weights, as_rows=True), NORMS.index(how or self.how.norm)
-        shape: dict[str, Any] = {"inputs": width, "heads": source.width // width}
-        self.add("norm", source, to, weights=weights, factor=1 / width, eps=norm.eps, how=number, **shape)
-        return to
+        shape: dict[str, Any] = {"inputs": width, "heads": source.width // width, "factor": 1 / width}
+        return self.add("norm", source, to, weights=weights, eps=norm.eps, how=number, **shape)
 
     def gate(self, name: str, gates: View, values: View, **more: Any) -> View:
         """A function of `gates` times `values`."""
         to = self.register(gates.width)
-        self.add("gate", gates, to, values, how=FUNCTIONS.index(name), **more)
-        return to
+        return self.add("gate", gates, to, values, how=FUNCTIONS.index(name), **more)
 
     def multiply(self, source: View, *linears: Linear, to: Sequence[View] = ()) -> list[View]:
         """What linear layers make of the same rows, each in a register of its own, or `to` these places."""
@@ -298,17 +298,15 @@ class Maker:
     ) -> None:
         """Of rows, where they come to, with a bias, by a matrix, or by those of so many experts; rows are
         prepared once for all that take them so."""
-        groups: dict[Any, list[Any]] = {}
-        for source, to, bias, own in given:
-            groups.setdefault((source, own[0].prepared), []).append((to, bias, own))
-        for (source, (how, *_)), alike in groups.items():
-            inputs = alike[0][2][0].inputs
-            whole = View(source.register, 0, inputs), self._spread * inputs
+        for source, prepared in dict.fromkeys((source, own[0].prepared) for source, _, _, own in given):
+            alike = [each for each in given if (each[0], each[3][0].prepared) == (source, prepared)]
+            first = alike[0][3][0]
+            whole = View(source.register, 0, first.inputs), self._spread * first.inputs
             assert (source, self._widths[source.register]) == whole, "rows are read as they lie"
-            self.add(PREPARED_BY[how], source, kind=alike[0][2][0].kind, experts=experts)
+            self.add(PREPARED_BY[prepared[0]], source, kind=first.kind, experts=experts)
             self._sums = 0
-            for to, bias, own in alike:
-                self._product(how, source, to, bias, own, experts)
+            for _, to, bias, own in alike:
+                self._product(prepared[0], source, to, bias, own, experts)
 
     def _product(
         self, how: str, source: View, to: View, bias: Array | None, own: list[_Operand], experts: int
@@ -322,14 +320,9 @@ class Maker:
             weights, scales = map(ctypes.addressof, tables)
         place = self.hold(bias, as_rows=True)
         place = None if place is None else place + first.first * SIZES[self.how.kind]
-        shape: dict[str, Any] = {
-            "outputs": first.outputs,
-            "kind": first.kind,
-            "experts": experts,
-            "sums_at": self._sums,
-        }
+        given: dict[str, Any] = {"weights": weights, "scales": scales, "bias": place, "experts": experts}
         at = View(to.register, to.at + first.first, first.outputs)
-        self.add(how, source, at, weights=weights, scales=scales, bias=place, **shape)
+        self.add(how, source, at, outputs=first.outputs, kind=first.kind, sums_at=self._sums, **given)
         self._sums += self._spread * first.outputs
         self._sums_most = max(self._sums_most, self._sums)
         self._products += self._spread * first.inputs * first.outputs
@@ -392,8 +385,8 @@ class _LayerMaker(Maker):
 
     def _joined(self, rows: View, name: str) -> View:
         """A token's embedding after this norm, then `rows`."""
-        embedding, both = self.register(rows.width), self.register(2 * rows.width)
-        self.add("load", to=embedding)
+        embedding = self.add("load", to=self.register(rows.width))
+        both = self.register(2 * rows.width)
         parts = self._normed(embedding, name), rows
         for part, to in zip(parts, both.split(rows.width, rows.width), strict=True):
             self.add("copy", part, to, heads=1)
@@ -428,14 +421,16 @@ class _LayerMaker(Maker):
         for each in found if dense.clip else ():
             self.add("clip", each, each, cap=dense.clip)
         for place, count in enumerate(counts[: min(2, len(found))] if dense.is_turned else ()):
-            given, found[place] = found[place], self.register(count * width)
-            self.add("turn", given, found[place], inputs=width, heads=count)
-        queries = found[0]
-        if len(found) == 3:
-            self._store(found[1], found[2], going)
+            to = self.register(count * width)
+            found[place] = self.add("turn", found[place], to, inputs=width, heads=count)
+        queries, *new = found
+        if new:
+            keys, values = new
+            for place, part in enumerate(new if going is not None else ()):
+                self.add("carry", part, View(0, (going or 0) + place * keys.width, part.width))
+            self.add("store", keys, other=values, inputs=width, kv_heads=spec.kv.count)
         if queries.width != self._widths[queries.register]:
-            given, queries = queries, self.register(queries.width)
-            self.add("copy", given, queries, heads=1)
+            queries = self.add("copy", queries, self.register(queries.width), heads=1)
         attended = self.register(queries.width)
         shape: dict[str, Any] = {"inputs": width, "heads": spec.heads, "kv_heads": spec.kv.count}
         sinks = self.hold(self._parts["self_attn.sinks"]) if dense.has_sinks else None
@@ -444,24 +439,16 @@ class _LayerMaker(Maker):
             attended = self.gate("sigmoid", gates, attended)
         return self._multiplied(attended, "self_attn.o_proj")[0]
 
-    def _store(self, keys: View, values: View, going: int | None) -> None:
-        """To the rows' slots, and with the rows to the next slice where that needs them."""
-        if going is not None:
-            for at, part in ((going, keys), (going + keys.width, values)):
-                self.add("carry", part, View(0, at, part.width))
-        heads = self._spec.kv
-        self.add("store", keys, other=values, inputs=heads.width, kv_heads=heads.count)
-
     def _convolution(self, mixer: Convolution, rows: View) -> View:
         (joined,) = self._multiplied(rows, "conv.in_proj")
         width = joined.width // 3
         first, middle, last = joined.split(width, width, width)
-        inputs, mixed, found = (self.register(width) for _ in range(3))
-        self.add("multiply", first, inputs, last, how=NO_FUNCTION)
+        inputs = self.add("multiply", first, self.register(width), last, how=NO_FUNCTION)
         self.add("hold", inputs)
-        taps, bias = (self.hold(self._parts.get(name)) for name in ("conv.taps", "conv.bias"))
-        self.add("convolve", inputs, mixed, weights=taps, bias=bias, outputs=mixer.length)
-        self.add("multiply", middle, found, mixed, how=NO_FUNCTION)
+        weights, bias = (self.hold(self._parts.get(name)) for name in ("conv.taps", "conv.bias"))
+        shape: dict[str, Any] = {"weights": weights, "bias": bias, "outputs": mixer.length}
+        mixed = self.add("convolve", inputs, self.register(width), **shape)
+        found = self.add("multiply", middle, self.register(width), mixed, how=NO_FUNCTION)
         return self._multiplied(found, "conv.out_proj")[0]
 
     def _delta_rule(self, mixer: DeltaRule, rows: View) -> View:
@@ -471,9 +458,8 @@ class _LayerMaker(Maker):
         inputs, gates = self.register(sum(widths)), self.register(width)
         self.multiply(rows, *linears, to=[*inputs.split(*widths), gates])
         self.add("hold", inputs)
-        found, gated = self._steps(mixer), self.register(width)
-        normal = self.norm(found, self._parts["linear_attn.norm"], "cast, scale")
-        self.add("multiply", gates, gated, normal, how=FUNCTIONS.index("silu"))
+        normal = self.norm(self._steps(mixer), self._parts["linear_attn.norm"], "cast, scale")
+        gated = self.add("multiply", gates, self.register(width), normal, how=FUNCTIONS.index("silu"))
         return self._multiplied(gated, "linear_attn.out_proj")[0]
 
     def _steps(self, mixer: DeltaRule) -> View:
@@ -485,8 +471,7 @@ class _LayerMaker(Maker):
         self.add("recall", weights=taps, scales=rates, **shape, **more)
         found = self.register(mixer.value_numbers)
         self._sums_most = max(self._sums_most, found.width)
-        self.add("step_states", to=found, **shape)
-        return found
+        return self.add("step_states", to=found, **shape)
 
     # ------------------------------------------------------------------------------------- MLPs, experts
 
@@ -502,14 +487,14 @@ class _LayerMaker(Maker):
     def _input(self, hidden: View) -> None:
         """What a layer takes of a token beside its hidden state: of a table, and of the token's embedding."""
         table = self._parts["layer_input.table"]
-        embedding, looked_up = self.register(hidden.width), self.register(self._dense.input_width)
-        self.add("load", to=embedding)
+        embedding = self.add("load", to=self.register(hidden.width))
         (projected,) = self._multiplied(embedding, "layer_input.projection")
         self.add("scale", projected, projected, factor=hidden.width**-0.5)
         projected = self._normed(projected, "layer_input.norm")
         matrix, is_packed = table.matrix, isinstance(table.matrix, Packed)
         kind = FORMS[matrix.form].number if is_packed else kind_of(matrix.weights.dtype)
         weights = self.hold(matrix.panels if is_packed else matrix.weights)
+        looked_up = self.register(projected.width)
         self.add("look_up", to=looked_up, weights=weights, kind=kind, how=is_packed)
         self.add("add", looked_up, projected, factor=table.factor)
         self.add("scale", projected, projected, factor=2.0**-0.5)
@@ -524,15 +509,13 @@ class _LayerMaker(Maker):
         self._choose(mixture, self._parts[f"{name}router"], of, rows)
         self.add("sort", rows)
         self._spread = mixture.chosen
-        sorted_rows = self.register(rows.width)
-        self.add("gather", rows, sorted_rows)
+        sorted_rows = self.add("gather", rows, self.register(rows.width))
         joined = self.multiply_each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
         gates, values = joined.split(joined.width // 2, joined.width // 2)
         gated = self.gate(self._dense.activation, gates, values, cap=mixture.limit, factor=mixture.slope)
         found = self.multiply_each(gated, self._parts[f"{name}experts.down_proj"])
         self._spread = 1
-        mixed = self.register(rows.width)
-        self.add("mix", found, mixed)
+        mixed = self.add("mix", found, self.register(rows.width))
         if mixture.has_shared:
             shared = self._mlp(f"{name}shared_expert" + "s" * (not mixture.is_shared_gated), rows)
             if mixture.is_shared_gated:

@@ -43,8 +43,6 @@ _CURES = {
 
 Masked = tuple[TextBefore, Mask | None]
 """The text before a token, and which tokens a grammar allows there."""
-
-
 Caches = tuple[TreeCache, ...]
 """Of a request: of all layers, or where layers with a window have fewer slots, of all others and of these."""
 EMBEDDING = -1
@@ -63,12 +61,10 @@ class Slice:
     writes to its caches, as if it had made them.
     """
 
-    def __init__(
-        self, spec: ModelSpec, span: Span, parts: SliceParts, engine: Engine, cache: str, weight_bytes: int
-    ) -> None:
+    def __init__(self, spec: ModelSpec, span: Span, parts: SliceParts, engine: Engine, cache: str) -> None:
         """Keys and values are held as `cache` says (`precision.cached_as`)."""
         self.spec, self.span, self.parts, self.engine = spec, span, parts, engine
-        self.cache, self.weight_bytes = cache, weight_bytes
+        self.cache, self.weight_bytes = cache, parts.weight_bytes
         self.device, self.dtype = engine.device, engine.dtype
         self.captures: tuple[int, ...] = ()
         self.grammars: GrammarVocabulary | None = None
@@ -113,16 +109,13 @@ class Slice:
         cache: str = CACHE_AUTO,
     ) -> Slice:
         """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of
-        another slice is taken over.
-
-        Its linear layers compute this `arithmetic` (empty: the best that the device has), and keys and values
-        are held as `cache` says (`precision.CACHES`). Raises `InputError`
-        when the model cannot be used or is incomplete, and where the device lacks the arithmetic.
-        """
+        another slice is taken over. `arithmetic` is of its linear layers (empty: the best that the device
+        has), `cache` one of `precision.CACHES`. Raises `InputError` for a model that cannot be used or is
+        incomplete, and where the device lacks the arithmetic."""
         spec = files.spec
         engine = engine_of(dtype, device, spec.norm, arithmetic)
         parts = load_parts(spec, span, files.tensors(), dtype, engine, progress, store, kept)
-        return Slice(spec, span, parts, engine, cached_as(cache, dtype), parts.weight_bytes)
+        return Slice(spec, span, parts, engine, cached_as(cache, dtype))
 
     def kept_for(self, span: Span) -> SliceParts:
         """Its parts that a slice of these layers has, too."""
@@ -231,8 +224,8 @@ class Slice:
         That is `[rows, hidden * (1 + captured so far)]`: hidden states before the final norm, then captures
         by layer; in between what else the next slice needs of them.
         """
-        rows, engine = tuple(range(sum(len(part.slots) for part in job.parts))), self.engine
-        batch = self._batch(job.parts)
+        engine, batch = self.engine, self._batch(job.parts)
+        rows = tuple(range(len(batch.positions)))
         captured: list[Array] = []  # each [rows, hidden * captures]
         came: Array | None = None
         if self.span.is_first:
@@ -320,29 +313,23 @@ class Slice:
     def _reserve(self, caches: Caches, *slots: int) -> None:
         """Room for so many slots in each of a request's caches; raises `ClusterError` before all of them
         together take more than was free when the slice was loaded."""
-        growth = sum(cache.growth_bytes(count) for cache, count in zip(caches, slots, strict=False))
-        if growth and self.cache_bytes_max is not None:
-            needed = growth + self.cache_bytes
-            if needed > self.cache_bytes_max:
-                raise ClusterError(
-                    f"the caches of {len(self._caches)} conversations need {needed >> 20} MiB, but "
-                    f"{self.cache_bytes_max >> 20} MiB are free "
-                    "for them here; ask for fewer at once, or use a smaller --context"
-                )
-        for cache, count in zip(caches, slots, strict=False):
+        wanted, most = [*zip(caches, slots, strict=False)], self.cache_bytes_max
+        growth = sum(cache.growth_bytes(count) for cache, count in wanted)
+        if growth and most is not None and (needed := growth + self.cache_bytes) > most:
+            raise ClusterError(
+                f"the caches of {len(self._caches)} conversations need {needed >> 20} MiB, but {most >> 20} "
+                "MiB are free for them here; ask for fewer at once, or use a smaller --context"
+            )
+        for cache, count in wanted:
             cache.reserve(count)
 
     def _masks_of(self, job: RunLayers) -> Ahead[int, Masked]:
         """What grammars allow behind the job's rows that are asked for and bound by one; by row of the
         job."""
         wanted: dict[int, Callable[[], Masked]] = {}
-        first = 0
-        for part in job.parts:
-            if part.sampling.grammar is not None and part.sampled.any():
-                sampler = self._sampler(part)
-                for row in np.flatnonzero(part.sampled).tolist():
-                    wanted[first + row] = partial(_masked, sampler, part, row)
-            first += len(part.slots)
+        for number, (part, row) in enumerate(_rows_of(job)):
+            if part.sampling.grammar is not None and part.sampled[row]:
+                wanted[number] = partial(_masked, self._sampler(part), part, row)
         return Ahead(wanted, beside=are_masks_beside(self.grammars))
 
     def _sample(
@@ -350,32 +337,31 @@ class Slice:
     ) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs
         only for those asked for."""
-        asked = job.sampled
-        places = [(part, row) for part in job.parts for row in range(len(part.slots))]
+        asked, places, tokens = job.sampled, _rows_of(job), [-1] * len(rows)
         wanted = [index for index, row in enumerate(rows) if asked[row]]
-        tokens = [-1] * len(rows)
-        found: list[Logprobs | None] = (
-            [None] * len(rows) if any(part.top_logprobs >= 0 for part in job.parts) else []
-        )
-        if wanted:
-            for row_logits, index in zip(self.logits(hidden[wanted]), wanted, strict=True):
-                part, row = places[rows[index]]
-                is_bound = part.sampling.grammar is not None
-                masked = masks.take(rows[index]) if is_bound else None
-                text, mask = masked or (part.text(row), None)
-                position = int(part.positions[row]) + 1
-                tokens[index] = self._sampler(part).draw(row_logits, position, text, mask)
-                if part.top_logprobs >= 0:
-                    found[index] = logprobs(row_logits, tokens[index], part.top_logprobs)
+        are_told = any(part.top_logprobs >= 0 for part in job.parts)
+        found: list[Logprobs | None] = [None] * (len(rows) * are_told)
+        for row_logits, index in zip(self.logits(hidden[wanted]) if wanted else (), wanted, strict=True):
+            part, row = places[rows[index]]
+            masked = None if part.sampling.grammar is None else masks.take(rows[index])
+            text, mask = masked or (part.text(row), None)
+            position = int(part.positions[row]) + 1
+            tokens[index] = self._sampler(part).draw(row_logits, position, text, mask)
+            if part.top_logprobs >= 0:
+                found[index] = logprobs(row_logits, tokens[index], part.top_logprobs)
         return tuple(tokens), tuple(found)
 
     def _sampler(self, part: JobPart) -> Sampler:
         sampler = self._samplers.get(part.request)
         if sampler is None or sampler.sampling != part.sampling:
-            sampler = self._samplers[part.request] = Sampler(
-                part.sampling, self.spec.vocabulary, self.grammars
-            )
+            sampler = Sampler(part.sampling, self.spec.vocabulary, self.grammars)
+            self._samplers[part.request] = sampler
         return sampler
+
+
+def _rows_of(job: RunLayers) -> list[tuple[JobPart, int]]:
+    """Each row's request, and its place there."""
+    return [(part, row) for part in job.parts for row in range(len(part.slots))]
 
 
 def carried_places(spec: ModelSpec, begin: int) -> dict[int, slice]:

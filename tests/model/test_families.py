@@ -415,7 +415,7 @@ def slice_of(name: str, dtype: str, engine: Callable[[Any], Engine]) -> Slice:
         given = {key: values(each.shape, each.role) for key, each in shape.parameters().items()}
         parts[number] = shape.parts(given, spec.eps, found)
     count = len(spec.layers)
-    return Slice(spec, Span(first=0, end=count, count=count + 1), SliceParts(parts), found, dtype, 0)
+    return Slice(spec, Span(first=0, end=count, count=count + 1), SliceParts(parts), found, dtype)
 
 
 def run(part: Slice, requests: list[tuple[int, int]]) -> np.ndarray:
@@ -510,7 +510,7 @@ def test_whole_models_by_torch_are_faithful(
     count = len(files.spec.layers)
     span, engine = Span(first=0, end=count, count=count), Gpu(dtype, "plain", files.spec.norm, "cpu")
     parts = load_parts(files.spec, span, files.tensors(), dtype, engine)
-    part = Slice(files.spec, span, parts, engine, ACTIVATIONS[dtype], parts.weight_bytes)
+    part = Slice(files.spec, span, parts, engine, ACTIVATIONS[dtype])
     if dtype == "float32":
         expected = logits_of(load_stages(path, 1, dtype), tokens)
         np.testing.assert_allclose(logits_of([part], tokens), expected, atol=2e-4, rtol=1e-4)

@@ -224,7 +224,7 @@ def _tiny_pass(count: int) -> Task:
         sampled=~is_seen[0],
         sampling=Sampling(),
     )
-    made = Slice(spec, Span(first=0, end=count, count=count + 1), parts, engine, engine.dtype, 0)
+    made = Slice(spec, Span(first=0, end=count, count=count + 1), parts, engine, engine.dtype)
     made.open_cache(0, 1)
     return partial(made.forward, RunLayers(job=0, parts=(own,), payload=None, rows=(0,)), None)
 
