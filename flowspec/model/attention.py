@@ -6,10 +6,8 @@ and attend each to their own cache. A row's sums go by the positions of what it 
 slots its path happens to lie in changes no bit.
 
 Layers that are short convolutions hold an input in each slot instead, and so do those with linear attention,
-which have states, too (`linear_attention.py`). Some attend to what a layer before them holds
-(`core.protocol.model_spec`).
-
-Layers with a sliding window may have a cache of their own, with fewer slots (`core.protocol.sliding_window`).
+which have states, too (`linear_attention.py`). Layers with a sliding window may have a cache of their own,
+with fewer slots (`core.protocol.sliding_window`).
 """
 
 from __future__ import annotations
@@ -43,18 +41,16 @@ MOVED_AT_ONCE = 256
 
 
 class Memory(Protocol):
-    """Of a device."""
+    """Of a device: an engine."""
 
     dtype: str
-    """Of rows, by name."""
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
 
 
 class TreeCache:
     """What one request holds in some layers of a slice, counted from its first, in slots that grow in
-    blocks: keys and values, or an input. A layer before the slice's first, below 0, is one to whose keys and
-    values layers of the slice attend.
+    blocks: keys and values, or an input. Those below 0 come before the slice, whose layers attend to them.
 
     What layers hold that are alike lies in a few tensors. Values, and inputs as those of one head, are
     `[layers, heads, slots, width]`, values filled up to LANES. Keys are `[layers, heads, slots / LANES,
@@ -144,11 +140,8 @@ class TreeCache:
 
     def copy(self, source: TreeCache, slots: I64) -> None:
         """Into the first slots what those `slots` `[count]` of another request's hold, in their order, and
-        its states; there is room for them.
-
-        What lies in the same slots there, as prompts do, goes over in whole blocks of lanes; the rest slot by
-        slot, a few at a time: these are in memory once more meanwhile.
-        """
+        its states; there is room for them. What lies in the same slots there, as prompts do, goes over in
+        whole blocks of lanes, the rest a few slots at a time: these are in memory once more meanwhile."""
         count, own = len(slots), np.arange(len(slots))
         assert count <= self.slots, f"{count} slots are copied, there is room for {self.slots}"
         moved = np.flatnonzero(slots != own)
@@ -287,11 +280,8 @@ class TreeRows:
 
 @dataclass(slots=True)
 class TreeBatch:
-    """What layers need to know of a job.
-
-    Of its rows, where layers need that, their `tokens` `[rows]`, their `embedding` `[rows, hidden]`, and
-    `going` `[rows, numbers]`, to which layers write keys and values that go on.
-    """
+    """What layers need to know of a job: of its rows, where layers need that, their `tokens` `[rows]`, their
+    `embedding` `[rows, hidden]`, and `going` `[rows, numbers]`, where keys and values are that go on."""
 
     requests: list[TreeRows]
     tokens: I64 | None = None

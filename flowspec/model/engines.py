@@ -20,7 +20,7 @@ from flowspec.model.attention import BASE, Angles, Held, TreeBatch, TreeCache, T
 from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import Walk, walk_of, walk_past
 from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
-from flowspec.model.program import Arithmetic, LayerProgram, Room, Rows, program_of
+from flowspec.model.program import Arithmetic, Program, Room, Rows, program_of
 from flowspec.model.rounding import Rounded, spread
 from flowspec.model.trials import PAIRS16, run_trial
 
@@ -81,7 +81,7 @@ class Cpu(Engine):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> LayerProgram:
+    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> Program:
         return program_of(parts, spec, self._how, source, going)
 
     def rows(
@@ -135,10 +135,9 @@ class Cpu(Engine):
     def begin(self, hidden: Array, batch: TreeBatch) -> _Pass:
         return _Pass(self._room, hidden, batch)
 
-    def pass_by(self, layer: LayerProgram, cache: TreeCache, passed: Sequence[int]) -> None:
+    def pass_by(self, layer: Program, cache: TreeCache, passed: Sequence[int]) -> None:
         mixer = layer.view[1]
         assert isinstance(mixer, DeltaRule)
-        assert layer.past is not None
         inputs, state = cache.inputs(layer.source), cache.states[layer.source][BASE]
         where = Cache(inputs=address(inputs), inputs_width=inputs.shape[1], state=address(state))
         part, walk = Part(cache=ctypes.addressof(where)), walk_past(layer.source, cache, passed, mixer.length)
@@ -164,7 +163,7 @@ class _Pass:
             between = batch.embedding.strides[0] // batch.embedding.itemsize
             call.embedding, call.between_embeddings = address(batch.embedding), between
 
-    def run(self, layer: LayerProgram, angles: Angles) -> None:
+    def run(self, layer: Program, angles: Angles) -> None:
         call = self._call
         if angles is not self._angles:
             cosine, sine = self._angles = angles
@@ -177,9 +176,9 @@ class _Pass:
             part.cache = rows.cache.address(layer.source)
             if isinstance(mixer, DeltaRule):
                 _step(part, walk_of(rows, layer.source, mixer.length))
-        self._room.run(layer.program, call)
+        self._room.run(layer, call)
 
-    def _made(self, layer: LayerProgram) -> tuple[int, list[tuple[Part, TreeRows]]]:
+    def _made(self, layer: Program) -> tuple[int, list[tuple[Part, TreeRows]]]:
         array, (window, mixer) = (Part * len(self._batch.requests))(), layer.view
         found = []
         for part, request in zip(array, self._batch.requests, strict=True):

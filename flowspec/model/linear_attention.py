@@ -6,8 +6,7 @@ before it: its key, its value, and by how much old sums fade. So the layer keeps
 each node, as a short convolution does, and three states: `BASE`, behind what was given back, `NEAR`, of the
 output's path as far as it was run, and `SNAPSHOT`, what `BASE` once was. The state of any other node is made
 anew from `NEAR`, step by step along its path. That is the same series of roundings wherever it begins, so
-other rows, what was dropped and what was computed before change no bit. (transformers' code sums
-up in another order where several tokens come at once.)
+other rows, what was dropped and what was computed before change no bit.
 
 Nothing is taken back from a state. A request that went back, whose rows stand before the end of `NEAR`, goes
 on from `BASE`, which may be the snapshot again, or from the beginning; `core.protocol.sliding_window` says

@@ -247,15 +247,6 @@ def _rates_shape(heads: int, has_fading: bool) -> Shape:
     return Shape({**fading, ".dt_bias": wide}, part)
 
 
-_STEMS = {
-    "conv.taps": "conv.conv",
-    "conv.bias": "conv.conv.bias",
-    "linear_attn.taps": "linear_attn.conv1d",
-    "linear_attn.rates": "linear_attn",
-}
-"""What files call parts whose names are ours."""
-
-
 class Place(NamedTuple):
     """A part, by what files call it."""
 
@@ -282,7 +273,6 @@ class LayerShape:
         assert spec.dense is not None, "there is an operation for everything"
         self._spec, self._dense, self._hidden = spec, spec.dense, hidden
         mixture, self._family = spec.dense.mixture, family
-        self._router = "mlp.router" if mixture is None or mixture.has_biases else "mlp.gate"
         self.places: dict[str, Place] = {}
         self._add_norms()
         if isinstance(spec.dense.mixer, Convolution):
@@ -319,8 +309,9 @@ class LayerShape:
             found[name] = shape.part({**own, ".order": values.get(f"{stem}.order")}, eps, arrays)
         return found
 
-    def _add(self, name: str, shape: Shape) -> None:
-        stem = self._router if name == "mlp.router" else _STEMS.get(name, name)
+    def _add(self, name: str, shape: Shape, stem: str = "") -> None:
+        """`stem`: what files of most families call it, if otherwise."""
+        stem = stem or name
         self.places[name] = Place(self._family.layer_names.get(stem, stem), shape)
 
     def _add_linear(self, name: str, outputs: int, inputs: int) -> None:
@@ -362,9 +353,9 @@ class LayerShape:
         width = self._hidden
         self._add_linear("conv.in_proj", 3 * width, width)
         self._add_linear("conv.out_proj", width, width)
-        self._add("conv.taps", _wide_shape(width, 1, mixer.length, end=".weight"))
+        self._add("conv.taps", _wide_shape(width, 1, mixer.length, end=".weight"), "conv.conv")
         if "conv" in self._dense.biases:
-            self._add("conv.bias", _wide_shape(width))
+            self._add("conv.bias", _wide_shape(width), "conv.conv.bias")
 
     def _add_delta_rule(self, mixer: DeltaRule, has_fading: bool) -> None:
         values, heads = mixer.value_numbers, mixer.heads
@@ -373,8 +364,9 @@ class LayerShape:
             self._add_linear(f"linear_attn.in_proj_{name}", size, self._hidden)
         self._add_linear("linear_attn.out_proj", self._hidden, values)
         self._add("linear_attn.norm", norm_shape(mixer.value_width))
-        self._add("linear_attn.taps", _wide_shape(mixed, 1, mixer.length, end=".weight"))
-        self._add("linear_attn.rates", _rates_shape(heads, has_fading))
+        taps = _wide_shape(mixed, 1, mixer.length, end=".weight")
+        self._add("linear_attn.taps", taps, "linear_attn.conv1d")
+        self._add("linear_attn.rates", _rates_shape(heads, has_fading), "linear_attn")
 
     def _add_mlp(self, name: str, neurons: int) -> None:
         sizes = {"gate_up": 2 * neurons} if self._dense.is_joined else {"gate": neurons, "up": neurons}
@@ -384,7 +376,8 @@ class LayerShape:
 
     def _add_mixture(self, mixture: Mixture) -> None:
         own, hidden, neurons = "" if mixture.is_parallel else "mlp.", self._hidden, mixture.neurons
-        self._add(f"{own}router", _router_shape(mixture, hidden))
+        stem = "mlp.router" if mixture.has_biases else "mlp.gate"
+        self._add(f"{own}router", _router_shape(mixture, hidden), "" if mixture.is_parallel else stem)
         for name, sizes in (("gate_up_proj", (2 * neurons, hidden)), ("down_proj", (hidden, neurons))):
             stack = _stack_shape(mixture.experts, *sizes, mixture.has_biases)
             self._add(f"{own}experts.{name}", stack)

@@ -90,9 +90,16 @@ class _Operand(NamedTuple):
 
 
 class Program(ProgramFields):
-    """Operations as the source reads them; `held` is what has to stay in memory for them."""
+    """Operations as the source reads them, and `held`, what has to stay in memory for them.
+
+    A layer's attends to keys and values of a `source`. Layers with one `view` see the same of what a request
+    holds. One with states has a program of the steps alone, which it does for rows that are `past`.
+    """
 
     held: list[Any]
+    source: int
+    view: tuple[int | None, Convolution | DeltaRule | None]
+    past: Program
 
 
 class Room:
@@ -113,17 +120,6 @@ class Room:
             call.room, call.room_bytes = self._at, self._size
 
 
-@dataclass(slots=True)
-class LayerProgram:
-    """What a layer does, and of one with states, to `pass_by`, the steps alone. Layers with one `view` see
-    the same of what a request holds. `source`: the layer whose keys and values it attends to."""
-
-    view: tuple[int | None, Convolution | DeltaRule | None]
-    source: int
-    program: Program
-    past: Program | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
     """How rows of a kind are computed: their norms, and products with matrices that are plain (`linear`, or
@@ -136,14 +132,15 @@ class Arithmetic:
 
 def program_of(
     parts: Parts, spec: LayerSpec, how: Arithmetic, source: int = 0, going: int | None = None
-) -> LayerProgram:
+) -> Program:
     """Of a layer that attends to keys and values of a `source`; its own go on from number `going`, if they
     do."""
     assert spec.dense is not None, "there is an operation for everything"
-    mixer = spec.dense.mixer
-    program = _LayerMaker(parts, spec, how).make(going)
-    past = _LayerMaker(parts, spec, how).past(mixer) if isinstance(mixer, DeltaRule) else None
-    return LayerProgram((spec.window or None, mixer), source, program, past)
+    mixer, program = spec.dense.mixer, _LayerMaker(parts, spec, how).make(going)
+    program.source, program.view = source, (spec.window or None, mixer)
+    if isinstance(mixer, DeltaRule):
+        program.past = _LayerMaker(parts, spec, how).past(mixer)
+    return program
 
 
 class Rows:

@@ -1,11 +1,9 @@
 """A consecutive slice of a model: loaded alone, run on tree segments, sampled from if it is the last.
 
 The first slice also holds the embedding, the last the final norm, `lm_head` (the embedding again when tied)
-and the samplers.
-
-*Captures* are hidden states on the way that a drafter wants: capture c is the input of layer c, or with c the
-number of layers the output after the final norm. They travel behind the hidden states, `[rows, hidden * (1 +
-captured so far)]`. What else layers need of a row (`carried_places`) travels between the two.
+and the samplers. *Captures* are hidden states on the way that a drafter wants: capture c is the input of
+layer c, or with c the number of layers the output after the final norm. They travel behind the hidden states,
+`[rows, hidden * (1 + captured so far)]`; what else layers need of a row (`carried_places`) between the two.
 """
 
 from __future__ import annotations
@@ -55,10 +53,6 @@ class Slice:
 
     `captures` (none at first) may be set between jobs: the hidden states wanted, in growing order. So may
     `cache_bytes_max`, which the caches of all requests together stay below (None: no bound).
-
-    What comes to its layers with hidden states goes on with them: embeddings, of which layers make inputs of
-    their own, and keys and values that an earlier layer made (Gemma 4; `ModelSpec.carried_at`), which it
-    writes to its caches, as if it had made them.
     """
 
     def __init__(self, spec: ModelSpec, span: Span, parts: SliceParts, engine: Engine, cache: str) -> None:
@@ -192,11 +186,10 @@ class Slice:
         self, job: RunLayers, payload: Array | None, dead_rows: Callable[[], frozenset[int]] = frozenset
     ) -> tuple[tuple[int, ...], Array, tuple[int, ...], tuple[Logprobs | None, ...]]:
         """Runs a job's rows; `payload` is `[rows, hidden * (1 + captured so far) + carried_width]` (None on
-        the first slice).
+        the first slice). Between layers rows that `dead_rows` names by then are dropped.
 
-        Between layers rows that `dead_rows` names by then are dropped. Returns the surviving rows, the
-        payload of the next slice or on the last one their features `[rows, hidden * captures]` (of no width
-        without captures), and on the last slice their next tokens (-1 where none was asked for) and
+        Returns the surviving rows, the payload of the next slice or on the last one their features `[rows,
+        hidden * captures]`, and on the last their next tokens (-1 where none was asked for) and
         log-probabilities, as in `LayersDone`. Payloads and features are numpy's.
         """
         if not self.span.is_last:
@@ -218,12 +211,8 @@ class Slice:
     def forward(
         self, job: RunLayers, payload: Array | None, dead_rows: Callable[[], frozenset[int]] = frozenset
     ) -> tuple[tuple[int, ...], Array]:
-        """`run` without what the last slice does on top: the surviving rows, and what the layers made of
-        them, as the engine has it.
-
-        That is `[rows, hidden * (1 + captured so far)]`: hidden states before the final norm, then captures
-        by layer; in between what else the next slice needs of them.
-        """
+        """`run` without what the last slice does on top: the surviving rows, and as the engine has them
+        their hidden states before the final norm, what else the next slice needs, and captures by layer."""
         engine, batch = self.engine, self._batch(job.parts)
         rows = tuple(range(len(batch.positions)))
         captured: list[Array] = []  # each [rows, hidden * captures]
@@ -258,8 +247,9 @@ class Slice:
         return rows, engine.joined([moving.hidden, *going, *captured])
 
     def _carry(self, batch: TreeBatch, hidden: Array, came: Array | None) -> None:
-        """With what `came` to the slice, `[rows, width]`; None: it is the first, whose `hidden` are
-        embeddings."""
+        """Takes what `came` with rows, `[rows, width]` (None: to the first slice, whose `hidden` are
+        embeddings), and has it go on: embeddings, of which layers make inputs of their own, and keys and
+        values of layers before (Gemma 4), which go to caches as if they had been made here."""
         engine, rows = self.engine, len(hidden)
         given = {} if came is None else {name: came[:, where] for name, where in self._coming.items()}
         if self.spec.layer_inputs and came is None:
@@ -283,11 +273,8 @@ class Slice:
         return [self.engine.angles(positions, rotary) for rotary in self.spec.rotaries]
 
     def logits(self, hidden: Array) -> F32:
-        """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` of the last slice, final norm
-        included.
-
-        Raises `ClusterError` when the model overflows in its dtype.
-        """
+        """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` before the final norm. Raises
+        `ClusterError` when the model overflows in its dtype."""
         logits = finished(self.engine, self.spec, self._lm_head(hidden))
         highest = logits.max(axis=1)
         if not np.isfinite(highest).all():

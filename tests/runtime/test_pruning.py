@@ -35,7 +35,7 @@ from flowspec.core.stage.stage import StageCore
 from flowspec.model.attention import Angles
 from flowspec.model.engines import _Pass
 from flowspec.model.files import ModelFiles
-from flowspec.model.program import LayerProgram
+from flowspec.model.program import Program
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
@@ -113,7 +113,7 @@ def loaded(folder: Path) -> Iterator[tuple[Bench, list[Watched]]]:
     bench.load(next(ASSIGNMENT_IDS), (0, LAYERS))
     layers, run_layer, part = [Watched() for _ in range(LAYERS)], _Pass.run, bench.slice()
 
-    def run(rows: _Pass, layer: LayerProgram, angles: Angles) -> None:
+    def run(rows: _Pass, layer: Program, angles: Angles) -> None:
         if layer in part.layers:
             layers[part.layers.index(layer)].look(len(rows.hidden))
         run_layer(rows, layer, angles)

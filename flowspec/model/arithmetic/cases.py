@@ -337,7 +337,7 @@ def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
     turned = {"cosine": address(cosine), "sine": address(sine), "angles": cosine.shape[2]}
     shape = {"rows": rows, "parts_count": 1, "between_embeddings": case.hidden, "threads": threads}
     call = filled(Call, parts=ctypes.addressof(part), **turned, **shape)
-    room.run(program.program, call)
+    room.run(program, call)
     held = given.keys, given.values, given.key_steps, given.value_steps
     return given.hidden, *held, given.inputs, given.states[0]
 
