@@ -36,17 +36,13 @@ def _torch() -> Any:
 
 def find(name: str) -> Accelerator:
     """`cpu`, `cuda` (the first GPU), `cuda:N`; `auto` is the first GPU where there is one that torch can use,
-    else the CPU.
-
-    Raises `InputError` for another name, and for a GPU that cannot be used, with the reason.
-    """
+    else the CPU. Raises `InputError` for another name, and for a GPU that cannot be used, with the reason."""
     if name == "cpu" or (name == "auto" and (not has_driver() or absence())):
         return Accelerator()
     kind, _, number = "cuda:0".partition(":") if name in ("auto", "cuda") else name.partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {name!r}")
-    why = absence(int(number))
-    if why:
+    if why := absence(int(number)):
         advice = "use --device cpu, or a torch for this machine's GPU (docs/devices.md)"
         raise InputError(f"--device {name}: {why}; {advice}")
     return Accelerator(int(number))
@@ -87,10 +83,9 @@ def accelerator_of(device: str) -> Accelerator:
 def compute_precisely() -> None:
     """Products of float32 in float32, and sums of 16-bit products, too.
 
-    TF32 has 10 bits where float32 has 23. It is off by default, but NVIDIA's containers switch it on by an
-    environment variable (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). Of torch's settings for it this one works in all
-    versions; where an older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are
-    on by default.
+    TF32 has 10 bits where float32 has 23; NVIDIA's containers switch it on by an environment variable
+    (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). Of torch's settings for it this one works in all versions; where an
+    older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are on by default.
     """
     torch = _torch()
     with warnings.catch_warnings():
@@ -144,12 +139,9 @@ class Accelerator:
         return int(self._cuda.mem_get_info(self.device)[1]) if self._cuda else host_memory().total
 
     def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
-        """What is to be had of it now; what torch keeps for later counts as free.
-
-        Where it is the processor's memory, less what is `promised` to other processes (`memory_claims.py`),
-        and on a Jetson what the system says: CUDA counts files in memory as taken. A slice's weights are read
-        from such files, so that hardly anything would seem to be free.
-        """
+        """What is to be had of it now; what torch keeps for later counts as free. Where it is the processor's
+        memory, less what is `promised` to other processes (`memory_claims.py`), and by what the system says:
+        CUDA counts files in memory as taken, from which weights are read, and hardly anything as free."""
         if not self._cuda:
             return host_memory(promised=promised).available
         free, total = self._cuda.mem_get_info(self.device)

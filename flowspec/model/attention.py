@@ -156,6 +156,11 @@ class TreeCache:
             states[:] = source.states[layer]
             self.lengths[layer][:] = source.lengths[layer]
 
+    def copy_state(self, layer: int, source: int, target: int) -> None:
+        """Of a layer with states: that of `source` is that of `target`, too."""
+        states, lengths = self.states[layer], self.lengths[layer]
+        states[target], lengths[target] = states[source], lengths[source]
+
     def clear(self, slots: Sequence[int]) -> None:
         """Zeroes slots that were freed."""
         index = np.array([slot for slot in slots if slot < self.slots], np.int64)

@@ -24,12 +24,6 @@ from flowspec.model.arithmetic.arrays import I32, I64
 from flowspec.model.attention import BASE, GAP, NEAR, TreeCache, TreeRows
 
 
-def copy_state(layer: int, cache: TreeCache, source: int, target: int) -> None:
-    """Of a layer with states: that of `source` is that of `target`, too."""
-    states, lengths = cache.states[layer], cache.lengths[layer]
-    states[target], lengths[target] = states[source], lengths[source]
-
-
 def walk_past(layer: int, cache: TreeCache, passed: Sequence[int], length: int) -> Walk:
     """The steps with which `BASE` comes to the end of slots, as if they were done: the first of these hold
     what its next step looks back at."""
@@ -51,7 +45,7 @@ def walk_of(rows: TreeRows, layer: int, length: int) -> Walk:
         cache.states[layer][:] = 0
         lengths[:] = [0] * len(lengths)
     elif lowest < lengths[NEAR] or lengths[NEAR] < lengths[BASE]:
-        copy_state(layer, cache, BASE, NEAR)
+        cache.copy_state(layer, BASE, NEAR)
     start = lengths[NEAR]
     if start not in rows.walks:
         rows.walks[start] = walk_from(rows, start, length)

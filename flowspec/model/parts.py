@@ -20,9 +20,9 @@ from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.families import Family
 
 Role = Literal["matrix", "experts", "table", "vector", "widened", "exact", "number"]
-"""What a parameter is: the matrix of a linear layer or those of experts, which may be packed; a table, which
-is only as files have it; or numbers, rounded to the precision's activations, and then `widened` to float32;
-those that are `exact` are not rounded, and a `number` is a single one of them."""
+"""The matrix of a linear layer or those of experts, which may be packed; a table, which is only as files have
+it; or numbers, rounded to the precision's activations, and then `widened` to float32; those that are `exact`
+are not rounded, and a `number` is a single one of them."""
 RowsFunction = Callable[[Array], Array]
 """From rows `[rows, inputs]` to `[rows, outputs]`."""
 LAYER_INPUT = "layer_input"
@@ -108,9 +108,8 @@ class NormPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RouterPart:
-    """By what rows choose experts: `weights` `[experts, hidden]`. `correction`: what is added in choosing,
-    float32. Rows may go through a `norm` first, and a `factor`; chosen shares be multiplied by `scales`,
-    float32."""
+    """By what rows choose experts: `weights` `[experts, hidden]`, and in float32 the `correction` added in
+    choosing, and `scales` of chosen shares. Rows may go through a `norm` first, and a `factor`."""
 
     weights: Array
     bias: Array | None = None
@@ -139,13 +138,10 @@ added to its rate, float32."""
 
 
 class Arrays(Protocol):
-    """An engine's."""
+    """An engine's: to the device, in the dtype of rows; in float32."""
 
-    def cast(self, x: npt.NDArray[Any]) -> Array:
-        """On the device, in the dtype of rows."""
-
-    def wide(self, x: Array) -> Array:
-        """In float32."""
+    def cast(self, x: npt.NDArray[Any]) -> Array: ...
+    def wide(self, x: Array) -> Array: ...
 
 
 def rounded(value: float, arrays: Arrays) -> float:

@@ -77,8 +77,8 @@ _NONE, _NO_OTHER = View(0, 0, 0), View(-1, 0, 0)
 
 
 class _Operand(NamedTuple):
-    """A matrix as the source reads it: outputs of a linear layer from number `first` on. `prepared`: how it
-    is multiplied; rows for two matrices that say the same are the same."""
+    """A matrix as the source reads it: outputs of a linear layer from number `first` on; `prepared`: how it
+    is multiplied, and which rows it takes."""
 
     prepared: tuple[str, int, bool]
     kind: int
@@ -90,11 +90,9 @@ class _Operand(NamedTuple):
 
 
 class Program(ProgramFields):
-    """Operations as the source reads them, and `held`, what has to stay in memory for them.
-
-    A layer's attends to keys and values of a `source`. Layers with one `view` see the same of what a request
-    holds. One with states has a program of the steps alone, which it does for rows that are `past`.
-    """
+    """Operations as the source reads them, and `held`, what has to stay in memory for them. A layer's attends
+    to keys and values of a `source`; layers with one `view` see the same of what a request holds. One with
+    states has a program of the steps alone, for rows that are `past`."""
 
     held: list[Any]
     source: int

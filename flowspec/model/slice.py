@@ -27,7 +27,6 @@ from flowspec.model.engine import Engine
 from flowspec.model.engines import engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
-from flowspec.model.linear_attention import copy_state
 from flowspec.model.parts import Matrix, rounded
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
@@ -43,6 +42,8 @@ Masked = tuple[TextBefore, Mask | None]
 """The text before a token, and which tokens a grammar allows there."""
 Caches = tuple[TreeCache, ...]
 """Of a request: of all layers, or where layers with a window have fewer slots, of all others and of these."""
+SNAPSHOTS = {"take": (BASE, SNAPSHOT), "restore": (SNAPSHOT, BASE)}
+"""The states that are copied, as `ClearSlots` says."""
 EMBEDDING = -1
 """What comes with hidden states beside keys and values of layers, which have numbers."""
 
@@ -74,10 +75,9 @@ class Slice:
         """What is held of one node in all layers."""
         self.windowed_slot_bytes = sum(map(self._bytes_of, self._windowed.values()))
         """What is held of one node in layers with a window."""
-        mixers = [None if layer.dense is None else layer.dense.mixer for layer in own]
-        rules = {place: mixer for place, mixer in enumerate(mixers) if isinstance(mixer, DeltaRule)}
-        self._with_states = list(rules)
-        self._state = next(((each.heads, each.key_width, each.value_width) for each in rules.values()), ())
+        mixers = [layer.dense.mixer for layer in own if layer.dense is not None]
+        rules = [mixer for mixer in mixers if isinstance(mixer, DeltaRule)]
+        self._state = (rules[0].heads, rules[0].key_width, rules[0].value_width) if rules else ()
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(layer.state for layer in own)
         self._coming, self._going = carried_places(spec, first), carried_places(spec, span.end)
         self.carried_width = spec.carried_width(first)
@@ -163,11 +163,9 @@ class Slice:
         whole, *others = caches
         whole.clear(command.slots)
         for windowed in others:
-            for place in self._with_states:
-                if command.snapshot == "take":
-                    copy_state(place, windowed, BASE, SNAPSHOT)
-                elif command.snapshot == "restore":
-                    copy_state(place, windowed, SNAPSHOT, BASE)
+            for place in windowed.states:
+                if command.snapshot:
+                    windowed.copy_state(place, *SNAPSHOTS[command.snapshot])
                 if command.passed:
                     self.engine.pass_by(self.layers[place], windowed, command.passed)
             windowed.clear(command.window_slots)
