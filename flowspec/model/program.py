@@ -87,6 +87,7 @@ class _Operand(NamedTuple):
     inputs: int
     outputs: int
     first: int
+    experts: int = 0
 
 
 class Program(ProgramFields):
@@ -253,18 +254,22 @@ class Maker:
             if order is not None:
                 own = self.register(order.size)
                 self.add("copy", source, own, weights=self.hold(order), inputs=order.size)
-            given += [(own, place, linear.bias, [operand]) for operand in self._operands(linear)]
+            given += [(own, place, linear.bias, operand) for operand in self._operands(linear)]
         self._multiply(given)
         return places
 
     def multiply_each(self, source: View, stack: Stack) -> View:
-        """What each expert's matrices make of its own rows."""
-        made = [self._operands(linear) for linear in stack.linears]
+        """What each expert's matrices, which lie elsewhere and are alike but for that, make of its rows."""
         to = self.register(stack.linears[0].outputs)
-        alike = [list(each) for each in zip(*made, strict=True)]
-        for own in alike:
-            assert len({each._replace(weights=0, scales=0) for each in own}) == 1, "experts are packed alike"
-        self._multiply([(source, to, stack.bias, own) for own in alike], len(made))
+        table, given = ctypes.c_void_p * len(stack.linears), []
+        for alike in zip(*map(self._operands, stack.linears), strict=True):
+            assert len({each._replace(weights=0, scales=0) for each in alike}) == 1, "they are packed alike"
+            tables = table(*(each.weights for each in alike)), table(*(each.scales for each in alike))
+            self._held += tables
+            weights, scales = map(ctypes.addressof, tables)
+            operand = alike[0]._replace(weights=weights, scales=scales, experts=len(alike))
+            given.append((source, to, stack.bias, operand))
+        self._multiply(given)
         return to
 
     def _operands(self, linear: Linear) -> list[_Operand]:
@@ -288,39 +293,26 @@ class Maker:
             first += matrix.outputs
         return found
 
-    def _multiply(
-        self, given: Sequence[tuple[View, View, Array | None, list[_Operand]]], experts: int = 0
-    ) -> None:
-        """Of rows, where they come to, with a bias, by a matrix, or by those of so many experts; rows are
-        prepared once for all that take them so."""
-        for source, prepared in dict.fromkeys((source, own[0].prepared) for source, _, _, own in given):
-            alike = [each for each in given if (each[0], each[3][0].prepared) == (source, prepared)]
-            first = alike[0][3][0]
+    def _multiply(self, given: Sequence[tuple[View, View, Array | None, _Operand]]) -> None:
+        """Rows, where they come to, with which bias, by what; they are prepared once for all that take them
+        alike."""
+        for source, prepared in dict.fromkeys((source, each.prepared) for source, *_, each in given):
+            alike = [each for each in given if (each[0], each[3].prepared) == (source, prepared)]
+            first = alike[0][3]
             whole = View(source.register, 0, first.inputs), self._spread * first.inputs
             assert (source, self._widths[source.register]) == whole, "rows are read as they lie"
-            self.add(PREPARED_BY[prepared[0]], source, kind=first.kind, experts=experts)
+            self.add(PREPARED_BY[prepared[0]], source, kind=first.kind, experts=first.experts)
             self._sums = 0
-            for _, to, bias, own in alike:
-                self._product(prepared[0], source, to, bias, own, experts)
-
-    def _product(
-        self, how: str, source: View, to: View, bias: Array | None, own: list[_Operand], experts: int
-    ) -> None:
-        first = own[0]
-        weights, scales = first.weights, first.scales or None
-        if experts:
-            table = ctypes.c_void_p * experts
-            tables = table(*(each.weights for each in own)), table(*(each.scales for each in own))
-            self._held += tables
-            weights, scales = map(ctypes.addressof, tables)
-        place = self.hold(bias, as_rows=True)
-        place = None if place is None else place + first.first * SIZES[self.how.kind]
-        given: dict[str, Any] = {"weights": weights, "scales": scales, "bias": place, "experts": experts}
-        at = View(to.register, to.at + first.first, first.outputs)
-        self.add(how, source, at, outputs=first.outputs, kind=first.kind, sums_at=self._sums, **given)
-        self._sums += self._spread * first.outputs
-        self._sums_most = max(self._sums_most, self._sums)
-        self._products += self._spread * first.inputs * first.outputs
+            for _, to, bias, each in alike:
+                at = self.hold(bias, as_rows=True)
+                at = None if at is None else at + each.first * SIZES[self.how.kind]
+                shape: dict[str, Any] = {"kind": each.kind, "experts": each.experts, "sums_at": self._sums}
+                shape |= {"outputs": each.outputs, "weights": each.weights, "scales": each.scales or None}
+                to = View(to.register, to.at + each.first, each.outputs)
+                self.add(prepared[0], source, to, bias=at, **shape)
+                self._sums += self._spread * each.outputs
+                self._sums_most = max(self._sums_most, self._sums)
+                self._products += self._spread * each.inputs * each.outputs
 
 
 class _LayerMaker(Maker):
