@@ -95,6 +95,8 @@ class Program(ProgramFields):
     to keys and values of a `source`; layers with one `view` see the same of what a request holds. One with
     states has a program of the steps alone, for rows that are `past`."""
 
+    at = 0
+    """Its address."""
     held: list[Any]
     source: int
     view: tuple[int | None, Convolution | DeltaRule | None]
@@ -111,7 +113,7 @@ class Room:
 
     def run(self, program: Program, call: Call) -> None:
         call.room, call.room_bytes = self._at, self._size
-        while needed := self._run(ctypes.byref(program), ctypes.byref(call)):
+        while needed := self._run(program.at, ctypes.byref(call)):
             size = needed + needed // 4
             room = np.empty(size + ALIGNMENT, np.uint8)  # or no memory is left, and nothing has changed
             self._bytes, self._size = room, size
@@ -195,7 +197,7 @@ class Maker:
         experts = (0, 0) if mixture is None else (mixture.experts, mixture.chosen)
         places = [ctypes.addressof(each) for each in lists]
         program = Program(*places, count, registers, *sizes, *experts)
-        program.held = [*lists, *self._held]
+        program.at, program.held = ctypes.addressof(program), [*lists, *self._held]
         return program
 
     def register(self, width: int) -> View:
