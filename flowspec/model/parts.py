@@ -149,98 +149,82 @@ def rounded(value: float, arrays: Arrays) -> float:
     return float(arrays.wide(arrays.cast(np.array([value], np.float32))).item())
 
 
-Values = Mapping[str, Any]
-"""Of a part's parameters, by the ends of their names: arrays; of packed ones a tuple of matrices, of experts
-one for each."""
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of a part: its parameters by the ends of their names, and what makes it of their values, with the
-    constant of norms."""
+    """Of a part: what it is, and its parameters by the ends of their names. `width`: the inputs of matrices,
+    or the numbers of a row that it takes or has."""
 
+    kind: Literal["linear", "stack", "norm", "router", "normed router", "table", "wide", "rates", "number"]
     parameters: Mapping[str, Parameter]
-    part: Callable[[Values, float, Arrays], Part]
+    width: int = 0
+
+    def part(self, values: Mapping[str, Any], eps: float, arrays: Arrays) -> Part:
+        """From values by the ends of names: arrays; of packed ones a tuple of matrices, of experts one for
+        each. `eps` is of norms."""
+        given = values.get(".weight", values.get(""))
+        match self.kind:
+            case "linear":
+                bias, order = values.get(".bias"), values.get(".order")
+                return Linear(inputs=self.width, matrices=given, bias=bias, order=order)
+            case "stack":
+                linears = tuple(Linear(inputs=self.width, matrices=each) for each in given)
+                return Stack(linears=linears, bias=values.get("_bias"))
+            case "norm":
+                weights = arrays.cast(np.ones(self.width, np.float32)) if given is None else given
+                return NormPart(weights=weights, eps=eps, has_weights=given is not None)
+            case "router":
+                bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
+                return RouterPart(weights=given, bias=bias, correction=correction)
+            case "normed router":
+                weights, scales = values[".proj.weight"], contiguous(arrays.wide(values[".per_expert_scale"]))
+                norm, factor = NormPart(weights=values[".scale"], eps=eps), self.width**-0.5
+                return RouterPart(weights=weights, norm=norm, factor=factor, scales=scales)
+            case "table":
+                matrix = given[0] if isinstance(given, tuple) else Plain(given)
+                return Table(matrix=matrix, factor=rounded(self.width**0.5, arrays))
+            case "wide":
+                wide = arrays.wide(given)
+                return contiguous(wide if wide.ndim == 1 else wide[:, 0].T)
+            case "rates":
+                fast = -values[".A"] if ".A" in values else plain.exp(arrays.wide(values[".A_log"]))
+                return namespace(fast).concatenate([fast, arrays.wide(values[".dt_bias"])])
+            case "number":
+                return float(given.item())
 
 
 def linear_shape(outputs: int, inputs: int, has_bias: bool = False) -> Shape:
-    def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        bias, order = values.get(".bias"), values.get(".order")
-        return Linear(inputs=inputs, matrices=values[".weight"], bias=bias, order=order)
-
     bias = {".bias": Parameter((outputs,))} if has_bias else {}
-    return Shape({".weight": Parameter((outputs, inputs), "matrix"), **bias}, part)
+    return Shape("linear", {".weight": Parameter((outputs, inputs), "matrix"), **bias}, inputs)
 
 
 def norm_shape(width: int, has_weight: bool = True) -> Shape:
-    def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        weights = values[".weight"] if has_weight else arrays.cast(np.ones(width, np.float32))
-        return NormPart(weights=weights, eps=eps, has_weights=has_weight)
-
-    return Shape({".weight": Parameter((width,))} if has_weight else {}, part)
+    return Shape("norm", {".weight": Parameter((width,))} if has_weight else {}, width)
 
 
 def table_shape(rows: int, width: int) -> Shape:
-    def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        given = values[".weight"]
-        matrix = given[0] if isinstance(given, tuple) else Plain(given)
-        return Table(matrix=matrix, factor=rounded(width**0.5, arrays))
-
-    return Shape({".weight": Parameter((rows, width), "table")}, part)
-
-
-def _stack_shape(experts: int, outputs: int, inputs: int, has_biases: bool) -> Shape:
-    def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        linears = tuple(Linear(inputs=inputs, matrices=each) for each in values[""])
-        return Stack(linears=linears, bias=values.get("_bias"))
-
-    biases = {"_bias": Parameter((experts, outputs))} if has_biases else {}
-    return Shape({"": Parameter((experts, outputs, inputs), "experts"), **biases}, part)
+    return Shape("table", {".weight": Parameter((rows, width), "table")}, width)
 
 
 def _router_shape(mixture: Mixture, hidden: int) -> Shape:
     weights, of_experts = Parameter((mixture.experts, hidden)), (mixture.experts,)
     if mixture.is_parallel:
-        found = {".proj.weight": weights, ".scale": Parameter((hidden,))}
-        found[".per_expert_scale"] = Parameter(of_experts, "widened")
-    else:
-        found = {".weight": weights}
+        scales = {".scale": Parameter((hidden,)), ".per_expert_scale": Parameter(of_experts, "widened")}
+        return Shape("normed router", {".proj.weight": weights, **scales}, hidden)
+    found = {".weight": weights}
     if mixture.has_biases:
         found[".bias"] = Parameter(of_experts)
     if mixture.router == "sigmoid":
         found[".e_score_correction_bias"] = Parameter(of_experts, "exact")
-
-    def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        if not mixture.is_parallel:
-            bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
-            return RouterPart(weights=values[".weight"], bias=bias, correction=correction)
-        norm, scales = NormPart(weights=values[".scale"], eps=eps), arrays.wide(values[".per_expert_scale"])
-        given = values[".proj.weight"]
-        return RouterPart(weights=given, norm=norm, factor=hidden**-0.5, scales=contiguous(scales))
-
-    return Shape(found, part)
+    return Shape("router", found, hidden)
 
 
-def _wide_shape(*shape: int, end: str = "") -> Shape:
-    """Of numbers in float32; of a convolution's weights `[width, 1, length]` as `[length, width]`."""
-
-    def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        wide = arrays.wide(values[end])
-        return contiguous(wide if len(shape) == 1 else wide[:, 0].T)
-
-    return Shape({end: Parameter(shape, "widened")}, part)
+def _vector_shape(count: int) -> Shape:
+    return Shape("wide", {"": Parameter((count,), "widened")})
 
 
-def _rates_shape(heads: int, has_fading: bool) -> Shape:
-    """`has_fading`: files have -e^A_log."""
-
-    def part(values: Values, eps: float, arrays: Arrays) -> Part:
-        fast = -values[".A"] if has_fading else plain.exp(arrays.wide(values[".A_log"]))
-        return namespace(fast).concatenate([fast, arrays.wide(values[".dt_bias"])])
-
-    wide = Parameter((heads,), "widened")
-    fading = {".A": Parameter((heads,), "exact")} if has_fading else {".A_log": wide}
-    return Shape({**fading, ".dt_bias": wide}, part)
+def _taps_shape(width: int, length: int) -> Shape:
+    """Of a convolution, whose weights become `[length, width]`."""
+    return Shape("wide", {".weight": Parameter((width, 1, length), "widened")})
 
 
 class Place(NamedTuple):
@@ -286,8 +270,7 @@ class LayerShape:
         if spec.dense.has_entry:
             self._add_linear("entry.projection", hidden, 2 * hidden)
         if spec.dense.has_factor:
-            number = {"": Parameter((1,), "number")}
-            self._add("layer_scalar", Shape(number, lambda values, *_: float(values[""].item())))
+            self._add("layer_scalar", Shape("number", {"": Parameter((1,), "number")}))
 
     def parameters(self) -> dict[str, Parameter]:
         """By their names in files."""
@@ -343,15 +326,15 @@ class LayerShape:
         if dense.has_value_norm:
             self._add("self_attn.v_norm", norm_shape(width, has_weight=False))
         if dense.has_sinks:
-            self._add("self_attn.sinks", _wide_shape(spec.heads))
+            self._add("self_attn.sinks", _vector_shape(spec.heads))
 
     def _add_convolution(self, mixer: Convolution) -> None:
         width = self._hidden
         self._add_linear("conv.in_proj", 3 * width, width)
         self._add_linear("conv.out_proj", width, width)
-        self._add("conv.taps", _wide_shape(width, 1, mixer.length, end=".weight"), "conv.conv")
+        self._add("conv.taps", _taps_shape(width, mixer.length), "conv.conv")
         if "conv" in self._dense.biases:
-            self._add("conv.bias", _wide_shape(width), "conv.conv.bias")
+            self._add("conv.bias", _vector_shape(width), "conv.conv.bias")
 
     def _add_delta_rule(self, mixer: DeltaRule, has_fading: bool) -> None:
         values, heads = mixer.value_numbers, mixer.heads
@@ -360,9 +343,10 @@ class LayerShape:
             self._add_linear(f"linear_attn.in_proj_{name}", size, self._hidden)
         self._add_linear("linear_attn.out_proj", self._hidden, values)
         self._add("linear_attn.norm", norm_shape(mixer.value_width))
-        taps = _wide_shape(mixed, 1, mixer.length, end=".weight")
-        self._add("linear_attn.taps", taps, "linear_attn.conv1d")
-        self._add("linear_attn.rates", _rates_shape(heads, has_fading), "linear_attn")
+        self._add("linear_attn.taps", _taps_shape(mixed, mixer.length), "linear_attn.conv1d")
+        wide = Parameter((heads,), "widened")
+        fading = {".A": Parameter((heads,), "exact")} if has_fading else {".A_log": wide}
+        self._add("linear_attn.rates", Shape("rates", {**fading, ".dt_bias": wide}), "linear_attn")
 
     def _add_mlp(self, name: str, neurons: int) -> None:
         sizes = {"gate_up": 2 * neurons} if self._dense.is_joined else {"gate": neurons, "up": neurons}
@@ -374,9 +358,11 @@ class LayerShape:
         own, hidden, neurons = "" if mixture.is_parallel else "mlp.", self._hidden, mixture.neurons
         stem = "mlp.router" if mixture.has_biases else "mlp.gate"
         self._add(f"{own}router", _router_shape(mixture, hidden), "" if mixture.is_parallel else stem)
-        for name, sizes in (("gate_up_proj", (2 * neurons, hidden)), ("down_proj", (hidden, neurons))):
-            stack = _stack_shape(mixture.experts, *sizes, mixture.has_biases)
-            self._add(f"{own}experts.{name}", stack)
+        for name, outputs, inputs in (("gate_up_proj", 2 * neurons, hidden), ("down_proj", hidden, neurons)):
+            stack = {"": Parameter((mixture.experts, outputs, inputs), "experts")}
+            if mixture.has_biases:
+                stack["_bias"] = Parameter((mixture.experts, outputs))
+            self._add(f"{own}experts.{name}", Shape("stack", stack, inputs))
         if mixture.has_shared:
             name = "mlp.shared_expert" + "s" * (not mixture.is_shared_gated)
             self._add_mlp(name, mixture.shared_neurons)
