@@ -35,6 +35,11 @@ from flowspec.model.support import check_rotary
 Reads = Literal["feature as it is", "normed feature", "normed embedding, normed feature"]
 FeatureNorm = Literal["none", "each", "joined"]
 _SPECULATORS = "speculators_model_type"
+_OF_TARGET = (
+    *("model_type", "architectures", "layer_types", "sliding_window"),
+    *("num_experts", "num_local_experts", "n_routed_experts"),
+)
+"""Fields that are left over from the target's config: a head's layers are dense and see all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +168,7 @@ def _layer_config(fields: Mapping[str, Any], family: Family, head: str) -> Any:
         from transformers import LlamaConfig, Qwen3Config
 
     kind = Qwen3Config if is_qwen3 else LlamaConfig
-    own = {
-        name: value
-        for name, value in fields.items()
-        if name not in ("model_type", "architectures", "layer_types", "sliding_window")
-    }
+    own = {name: value for name, value in fields.items() if name not in _OF_TARGET}
     config = built_config(partial(kind.from_dict, own), f"EAGLE head {head!r}")
     check_rotary(config, FAMILIES["llama"], head)
     config.attention_bias = config.mlp_bias = False  # each bias is there if its tensor is
