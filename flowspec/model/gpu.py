@@ -1,4 +1,4 @@
-"""The engine of a GPU: torch computes a model's parts, layers as `plain.layer` defines them, with torch's
+"""The engine of a GPU: torch computes a model's parts, layers as `plain.Layer` defines them, with torch's
 products and, where there are such, kernels of our own (`arithmetic/compiled_cuda.py`).
 
 torch's libraries choose a kernel by the number of rows at every size (seen on an H200, where a float32 row
@@ -11,9 +11,8 @@ order changes no bit. int4: torch's tinygemm kernel in bfloat16, on GPUs of comp
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,29 +22,17 @@ import torch.nn.functional as F
 
 from flowspec.core.protocol.model_spec import DeltaRule, LayerSpec, Norm, Rotary
 from flowspec.core.protocol.precision import ACTIVATIONS, is_packed
-from flowspec.errors import InputError, first_line
+from flowspec.errors import first_line
 from flowspec.model.accelerator import accelerator_of
-from flowspec.model.arithmetic import compiled_cuda, plain
+from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import I64, Array
-from flowspec.model.arithmetic.compiled_cuda import POSITIONS_MAX, WIDTH_MAX
+from flowspec.model.arithmetic.compiled_cuda import CudaLibrary, library_of
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Q4_0, numbers_of, packed
 from flowspec.model.arithmetic.plain import DIGIT, TINY
 from flowspec.model.attention import BASE, NEAR, Angles, Held, TreeBatch, TreeCache, TreeRows
 from flowspec.model.engine import Engine
-from flowspec.model.linear_attention import walk_of, walk_past
-from flowspec.model.parts import (
-    LAYER_INPUT,
-    Linear,
-    Matrix,
-    NormPart,
-    Packed,
-    Parts,
-    Plain,
-    RouterPart,
-    RowsFunction,
-    Stack,
-    Table,
-)
+from flowspec.model.linear_attention import Walk, walk_of, walk_past
+from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction, Table
 from flowspec.model.rounding import Rounded, spread
 from flowspec.model.trials import DIGITS
 
@@ -75,114 +62,25 @@ def tensor_of(x: npt.NDArray[Any]) -> Tensor:
 def array_of(x: Tensor) -> npt.NDArray[Any]:
     """As `tensor_of`, backwards."""
     here = x.detach().cpu().contiguous()
-    is_bfloat16 = here.dtype == torch.bfloat16
-    bits: npt.NDArray[Any] = (here.view(torch.int16) if is_bfloat16 else here).numpy()
-    return bits.view(np.uint16) if is_bfloat16 else bits
+    return here.view(torch.int16).numpy().view(np.uint16) if x.dtype == torch.bfloat16 else here.numpy()
 
 
 def arithmetics_of(dtype: str, device: str) -> tuple[str, ...]:
-    """Those of a precision, the best first: bits of torch belong to its version and to what the GPU can
-    do. Raises `InputError` where there is none."""
-    if is_packed(dtype) and not device.startswith("cuda"):
-        raise InputError(f"{dtype} runs on CPUs and CUDA, not on {device}; use --dtype bfloat16")
+    """Those of a precision, the best first: bits of torch belong to its version and to what the GPU can do.
+    Raises `InputError` for a device that is unknown."""
     if dtype == "int8":
         return (DIGITS,)
-    capability = accelerator_of(device).capability
-    name = "torch-in-blocks"
-    if is_packed(dtype):
-        name = "tinygemm" if dtype == "int4" and capability >= INT4_CAPABILITY else "plain"
-    version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
-    major, minor = capability
+    major, minor = accelerator_of(device).capability
+    name = "plain" if is_packed(dtype) else "torch-in-blocks"
+    if dtype == "int4" and (major, minor) >= INT4_CAPABILITY:
+        name = "tinygemm"
+    version = ".".join(torch.__version__.split(".")[:2])
     return (f"{name}-{_SHORT.get(dtype, dtype)}@sm{major}{minor}-torch{version}",)
 
 
-def allow_library(device: str) -> compiled_cuda.CudaLibrary:
-    """Builds `canonical.cu` for a GPU, and has this process use it there. Raises `OSError` where it cannot be
-    built."""
-    there = torch.device(device)
-    module = compiled_cuda.CudaModule(there, accelerator_of(device).capability)
-    library = compiled_cuda.CudaLibrary(module)
-    compiled_cuda.allow(there, library)
-    return library
-
-
-# ---------------------------------------------------------------------------------------- operations
-
-
-def _library(x: Tensor, width: int = 0) -> compiled_cuda.CudaLibrary | None:
-    """What computes where a tensor is, for sums in halves of `width` numbers; None: the definitions do."""
-    return compiled_cuda.library(x.device) if x.is_cuda and width <= WIDTH_MAX else None
-
-
-class Operations:
-    """Of rows, by the names that `plain` has for them: by kernels of our own where there are such."""
-
-    @staticmethod
-    def function(x: Tensor, name: str) -> Tensor:
-        library = _library(x)
-        return plain.function(x, name) if library is None else library.function(x.contiguous(), name)
-
-    @staticmethod
-    def gated(gate: Tensor, up: Tensor, name: str) -> Array:
-        library = _library(gate)
-        if library is None:
-            return plain.gated(gate, up, name)
-        return library.function(gate.contiguous(), name, up.contiguous())
-
-    @staticmethod
-    def turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Array:
-        library = _library(x)
-        turn = plain.turned if library is None or x.stride(3) != 1 else library.turned
-        return turn(x, cosine, sine)
-
-    @staticmethod
-    def softmax(x: Tensor) -> Array:
-        library = _library(x, x.shape[-1])
-        return plain.softmax(x) if library is None else library.shares(x.contiguous(), are_powers=True)
-
-    @staticmethod
-    def over_their_sum(x: Tensor) -> Array:
-        library = _library(x, x.shape[-1])
-        if library is None:
-            return plain.over_their_sum(x)
-        return library.shares(x.contiguous(), are_powers=False)
-
-
-def normed(x: Tensor, part: NormPart, how: Norm) -> Array:
-    kernels: Any = _library(x, x.shape[-1]) or plain
-    return kernels.norm(x.contiguous(), part.weights, part.eps, how)
-
-
-def product(x: Tensor, weights: Tensor) -> Array:
-    """`plain.product`."""
-    library = _library(x, x.shape[-1])
-    if library is None:
-        return plain.product(x, weights)
-    return library.halves(x.contiguous(), weights.contiguous())
-
-
-def store(slots: Tensor, keys: Tensor, values: Tensor, to: Held) -> None:
-    """Keys and values `[kv_heads, rows, width]` (`plain.store`)."""
-    library, (to_keys, to_values, steps) = _library(keys), to
-    lie_apart = keys.stride(2) != 1 or values.stride(2) != 1
-    if library is not None and not lie_apart and steps is None:
-        library.store(slots, keys, values, to_keys, to_values)
-    else:
-        plain.store(slots, keys, values, to_keys, to_values, steps)
-
-
-def attention(
-    queries: Tensor, held: Held, paths: Tensor, scale: float, cap: float | None, sinks: Tensor | None
-) -> Array:
-    """`[rows, heads, width]` from queries of that shape (`plain.attention`)."""
-    library, (keys, values, steps) = _library(queries), held
-    sinks = None if sinks is None else sinks.contiguous()
-    if library is not None and steps is None and paths.shape[1] <= POSITIONS_MAX:
-        return library.attention(queries.contiguous(), keys, values, paths, scale, cap, sinks)
-    if steps is not None:
-        keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
-    values = values[..., : queries.shape[2]]
-    return plain.attention(queries.float(), keys, values, paths, scale, cap, sinks).to(queries.dtype)
+def cuda_library(device: str) -> CudaLibrary:
+    """`canonical.cu` for a GPU. Raises `OSError` where it cannot be built."""
+    return library_of(torch.device(device), accelerator_of(device).capability)
 
 
 # ------------------------------------------------------------------------------------------ products
@@ -208,23 +106,18 @@ class _Int8:
         self._scales = scales
 
     def multiply(self, given: Tensor) -> Tensor:
-        rows = given.float()
-        count = len(rows)
+        count, rows = len(given), given.float()
         peak = rows.abs().amax(dim=1, keepdim=True).clamp_min_(TINY)
         scaled = rows * (DIGIT / peak)
-        digits = rows.new_empty((2 * count, self._inputs))
-        first = torch.round(scaled, out=digits[:count])
-        torch.round(scaled.sub_(first).mul_(2 * DIGIT), out=digits[count:])
-        sums = self._products(digits)
+        first = torch.round(scaled)
+        second = scaled.sub_(first).mul_(2 * DIGIT).round_()
+        room = -(-max(2 * count, INTEGER_ROWS_MIN) // INTEGER_BLOCK) * INTEGER_BLOCK
+        digits = self._levels.new_zeros((room, self._levels.shape[1]))
+        digits[:count, : self._inputs], digits[count : 2 * count, : self._inputs] = first, second
+        sums = torch._int_mm(digits, self._levels.t())[: 2 * count, : self.outputs]  # int32
+        sums = sums.float().mul_(self._scales)
         found = sums[count:].mul_(1 / (2 * DIGIT)).add_(sums[:count]).mul_(peak / DIGIT)
         return found.to(given.dtype)
-
-    def _products(self, digits: Tensor) -> Tensor:
-        rows = -(-max(len(digits), INTEGER_ROWS_MIN) // INTEGER_BLOCK) * INTEGER_BLOCK
-        padded = digits.new_zeros((rows, self._levels.shape[1]), dtype=torch.int8)
-        padded[: len(digits), : self._inputs] = digits
-        sums: Tensor = torch._int_mm(padded, self._levels.t())  # [rows, out] int32
-        return sums[: len(digits), : self.outputs].float().mul_(self._scales)
 
 
 class _Int4:
@@ -258,16 +151,16 @@ def _widened_product(rows: Tensor, matrix: Packed) -> Tensor:
     return torch.cat(made, dim=1).to(rows.dtype)
 
 
-def multiplied(rows: Tensor, linear: Linear) -> Tensor:
-    """By a linear layer, whose bias is added before the result is rounded."""
-    (first, *others), bias = linear.matrices, linear.bias
-    if isinstance(first, Plain):
-        return in_blocks(rows, first.weights, bias)
+def multiplied(rows: Tensor, linear: Linear, bias: Tensor | None = None) -> Tensor:
+    """By a linear layer, whose bias, or the one that is given, is added before the result is rounded."""
+    bias = linear.bias if bias is None else bias
+    if isinstance(linear.matrices[0], Plain):
+        return in_blocks(rows, linear.matrices[0].weights, bias)
     given = rows if linear.order is None else rows[:, linear.order]
     wide = given if bias is None else given.float()
     made = [
         _widened_product(wide, each) if isinstance(each, Packed) else each.multiply(wide)
-        for each in (first, *others)
+        for each in linear.matrices
     ]
     found = torch.cat(made, dim=1)
     return found if bias is None else (found + bias).to(rows.dtype)
@@ -283,10 +176,11 @@ class Gpu(Engine):
         self.dtype, self.device = ACTIVATIONS[dtype], device
         self._dtype, self._there = DTYPES[self.dtype], torch.device(device)
         self._how, self._is_tiny = how, arithmetic.startswith("tinygemm")
+        self._ops: Any = plain
         accelerator_of(device)  # products of float32 are in float32 from then on
-        if self._there.type == "cuda" and compiled_cuda.library(self._there) is None:
+        if self._there.type == "cuda":
             try:
-                allow_library(device)
+                self._ops = cuda_library(device)
             except OSError as error:  # torch's operations have the same bits
                 text = "kernels for %s cannot be built: %s; torch's operations take their place, slower"
                 log.warning(text, device, first_line(error))
@@ -320,181 +214,125 @@ class Gpu(Engine):
     # ------------------------------------------------------------------------------------- computing
 
     def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> _Layer:
-        return _Layer(_parts_of(parts, spec, self._how), parts, spec, source, going)
+        return _Layer(spec, parts, self._how, multiplied, self._ops, source, going)
 
     def rows(
         self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
     ) -> RowsFunction:
         def run(x: Tensor) -> Array:
-            x = x if norm is None else normed(x, norm, self._how)
+            x = x if norm is None else self._ops.norm(x, norm.weights, norm.eps, self._how)
             return x if linear is None else multiplied(x, linear)
 
         return run
 
-    def take(self, table: Matrix, rows: I64) -> Tensor:
-        return _looked_up(table, torch.from_numpy(rows).to(self._there), self._dtype)
+    def take(self, table: Matrix, rows: I64) -> Array:
+        ids = torch.from_numpy(rows).to(self._there)
+        if isinstance(table, Packed):
+            return plain.packed_rows(FORMS[table.form], table.panels, ids).to(self._dtype)
+        return table.weights[ids]
 
-    def function(self, x: Tensor, name: str) -> Tensor:
-        return Operations.function(x, name)
+    def function(self, x: Tensor, name: str) -> Array:
+        return self._ops.function(x, name)
 
     def angles(self, positions: I64, rotary: Rotary) -> Angles:
         places = torch.from_numpy(positions).to(self._there)[None]
         frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32, device=self._there)
         return plain.angles(places, frequencies, rotary.scale, self._dtype)
 
-    def turn(self, x: Tensor, angles: Angles) -> Tensor:
-        return Operations.turned(x.transpose(0, 1)[None], *angles)[0].transpose(0, 1)
+    def turn(self, x: Tensor, angles: Angles) -> Array:
+        return self._ops.turned(x, *angles)
 
     def store(self, slots: I64, keys: Tensor, values: Tensor, to: Held) -> None:
         there = torch.from_numpy(slots).to(self._there)
-        store(there, keys.transpose(0, 1), values.transpose(0, 1), to)
+        self._ops.store(there, keys.transpose(0, 1), values.transpose(0, 1), to)
 
     def begin(self, hidden: Tensor, batch: TreeBatch) -> _Pass:
-        return _Pass(hidden, batch)
+        return _Pass(self, hidden, batch)
 
     def pass_by(self, layer: _Layer, cache: TreeCache, passed: Sequence[int]) -> None:
-        assert layer.spec.dense is not None
-        mixer = layer.spec.dense.mixer
+        mixer, source = layer.dense.mixer, layer.source
         assert isinstance(mixer, DeltaRule)
-        walk = walk_past(layer.source, cache, passed, mixer.length)
-        lines = torch.from_numpy(walk.lines).to(self._there)
-        rows = plain.delta_rows(mixer, cache.inputs(layer.source), lines, layer.parts.vectors)
-        plain.delta_rule(rows, cache.states[layer.source][BASE][None], torch.from_numpy(walk.steps))
+        walk = walk_past(source, cache, passed, mixer.length)
+        taps, rates = layer.parts["linear_attn.taps"], layer.parts["linear_attn.rates"]
+        _walk(walk, mixer, cache.inputs(source), taps, rates, cache.states[source][BASE][None])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
+class _Layer(plain.Layer):
     """It attends to keys and values of a `source`; its own go on from number `going`, if they do."""
 
-    parts: plain.Parts
-    given: Parts
-    spec: LayerSpec
     source: int
     going: int | None
 
 
 class _Pass:
-    """A `Pass`, and what its requests hold of the layer that runs (`plain.Holder`)."""
+    """A `Pass`, whose rows run one layer after another (`plain.Rows`)."""
 
+    angles: Angles
     _layer: _Layer
 
-    def __init__(self, hidden: Tensor, batch: TreeBatch) -> None:
-        self.hidden, self._batch = hidden, batch
-        self._slots: dict[int, Tensor] = {}
-        self._paths: dict[tuple[int, int | None], Tensor] = {}
+    def __init__(self, engine: Gpu, hidden: Tensor, batch: TreeBatch) -> None:
+        self._engine, self._batch = engine, batch
+        self.hidden, self.embedding = hidden, batch.embedding
+        self._sent: dict[int, tuple[I64, Tensor]] = {}
 
     def run(self, layer: _Layer, angles: Angles) -> None:
-        token, batch, self._layer = None, self._batch, layer
-        if batch.embedding is not None:
-            token = plain.Token(batch.embedding)
-            table = layer.given.get(f"{LAYER_INPUT}.table")
-            if isinstance(table, Table) and batch.tokens is not None:
-                ids = torch.from_numpy(batch.tokens).to(self.hidden.device)
-                looked_up = _looked_up(table.matrix, ids, self.hidden.dtype)
-                token = plain.Token(batch.embedding, looked_up, table.factor)
-        self.hidden = plain.layer(layer.spec, layer.parts, self.hidden, angles, self, token)
+        self._layer, self.angles = layer, angles
+        self.hidden = layer.run(self.hidden, self)
 
-    def _slots_of(self, rows: TreeRows) -> Tensor:
-        """There, once for all layers."""
-        if id(rows) not in self._slots:
-            self._slots[id(rows)] = torch.from_numpy(rows.slots).to(self.hidden.device)
-        return self._slots[id(rows)]
+    def _there(self, x: I64) -> Tensor:
+        """What rows keep, sent to the device once for all layers."""
+        if id(x) not in self._sent:
+            self._sent[id(x)] = x, torch.from_numpy(x).to(self.hidden.device)
+        return self._sent[id(x)][1]
 
-    def _paths_of(self, rows: TreeRows, window: int | None) -> Tensor:
-        if (id(rows), window) not in self._paths:
-            paths = rows.sight(window).paths
-            self._paths[id(rows), window] = torch.from_numpy(paths).to(self.hidden.device)
-        return self._paths[id(rows), window]
+    def look_up(self, table: Table) -> Array:
+        assert self._batch.tokens is not None
+        return self._engine.take(table.matrix, self._batch.tokens)
 
     def attend(
         self, queries: Tensor, keys: Tensor | None, values: Tensor | None, sinks: Tensor | None
     ) -> Tensor:
-        spec, source = self._layer.spec, self._layer.source
-        first, going = self._layer.going, self._batch.going
-        assert spec.dense is not None
-        if keys is not None and values is not None and going is not None and first is not None:
+        layer, going, outputs = self._layer, self._batch.going, []
+        if keys is not None and values is not None and going is not None and layer.going is not None:
             both = torch.cat([keys.flatten(1), values.flatten(1)], dim=1)
-            going[:, first : first + both.shape[1]] = both
-        outputs = []
-        for rows, span in self._batch.of(source):
-            held = rows.cache.of(source)
+            going[:, layer.going : layer.going + both.shape[1]] = both
+        for rows, span in self._batch.of(layer.source):
+            held = rows.cache.of(layer.source)
             if keys is not None and values is not None:
                 new = keys[span].transpose(0, 1), values[span].transpose(0, 1)
-                store(self._slots_of(rows), *new, held)
-            given = queries[span], held, self._paths_of(rows, spec.window or None)
-            outputs.append(attention(*given, spec.dense.scale, spec.dense.cap or None, sinks))
+                layer.ops.store(self._there(rows.slots), *new, held)
+            paths, dense = self._there(rows.sight(layer.spec.window or None).paths), layer.dense
+            outputs.append(layer.ops.attention(queries[span], held, paths, dense.scale, dense.cap, sinks))
         return torch.cat(outputs)
 
     def convolve(self, inputs: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
-        outputs = []
-        for rows, span in self._batch.of(self._layer.source):
-            held = rows.cache.inputs(self._layer.source)
-            held[self._slots_of(rows)] = inputs[span]
-            lines = torch.from_numpy(rows.line(taps.shape[1])).to(held.device)
-            outputs.append(plain.convolution(plain.seen_inputs(held, lines), taps, bias))
-        return torch.cat(outputs)
+        found = (
+            plain.convolution(held, self._there(rows.line(len(taps))), taps, bias)
+            for rows, held in self._held(inputs)
+        )
+        return torch.cat([*found])
 
-    def sum_up(self, inputs: Tensor, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Tensor:
-        outputs, layer = [], self._layer.source
-        for rows, span in self._batch.of(layer):
-            held, states = rows.cache.inputs(layer), rows.cache.states[layer]
-            held[self._slots_of(rows)] = inputs[span]
-            walk = walk_of(rows, layer, mixer.length)
+    def sum_up(self, inputs: Tensor, mixer: DeltaRule, taps: Tensor, rates: Tensor) -> Tensor:
+        outputs, layer = [], self._layer
+        for rows, held in self._held(inputs):
+            states = rows.cache.states[layer.source]
+            walk = walk_of(rows, layer.source, mixer.length)
             places = states.new_empty((walk.places, *states.shape[1:]))
             places[0] = states[NEAR]
-            lines = torch.from_numpy(walk.lines).to(held.device)
-            given = plain.delta_rows(mixer, held, lines, vectors)
-            outputs.append(plain.delta_rule(given, places, torch.from_numpy(walk.steps)))
+            outputs.append(_walk(walk, mixer, held, taps, rates, places))
             states[NEAR] = places[0]
         return torch.cat(outputs)
 
-
-def _looked_up(table: Matrix, ids: Tensor, dtype: torch.dtype) -> Array:
-    if isinstance(table, Packed):
-        return plain.packed_rows(FORMS[table.form], table.panels, ids).to(dtype)
-    return table.weights[ids]
-
-
-def _parts_of(parts: Parts, spec: LayerSpec, how: Norm) -> plain.Parts:
-    """As the definition has them, by the last part of their names."""
-    products: dict[str, RowsFunction] = {}
-    norms: dict[str, RowsFunction] = {}
-    vectors: dict[str, Any] = {"layer_scalar": parts.get("layer_scalar"), "conv.bias": parts.get("conv.bias")}
-    experts: list[dict[str, RowsFunction]] = []
-    for name, part in parts.items():
-        leaf = name if name == f"{LAYER_INPUT}.norm" else name[name.rfind(".") + 1 :]
-        if isinstance(part, Linear):
-            products[leaf] = partial(multiplied, linear=part)
-        elif isinstance(part, NormPart):
-            own: Norm = "cast, scale" if name == "linear_attn.norm" else how
-            norms[leaf] = partial(normed, part=part, how=own)
-        elif isinstance(part, RouterPart):
-            assert spec.dense is not None
-            assert spec.dense.mixture is not None
-            is_wide = spec.dense.mixture.router == "sigmoid"
-            products["gate"] = partial(_routed, router=part, is_wide=is_wide)
-            vectors |= {"e_score_correction_bias": part.correction, "per_expert_scale": part.scales}
-        elif isinstance(part, Stack):
-            for number, linear in enumerate(part.linears):
-                if number == len(experts):
-                    experts.append({})
-                bias = None if part.bias is None else part.bias[number]
-                with_bias = Linear(inputs=linear.inputs, matrices=linear.matrices, bias=bias)
-                experts[number][leaf] = partial(multiplied, linear=with_bias)
-        elif isinstance(part, Tensor) and leaf == "taps":
-            vectors["conv"] = part.t()
-        elif isinstance(part, Tensor) and leaf == "rates":
-            half = len(part) // 2
-            vectors |= {"fading": part[:half], "dt_bias": part[half:]}
-        elif leaf == "sinks":
-            vectors["sinks"] = part
-    return plain.Parts(products=products, norms=norms, vectors=vectors, experts=experts, ops=Operations)
+    def _held(self, inputs: Tensor) -> Iterator[tuple[TreeRows, Tensor]]:
+        """Of each request its rows, and the inputs `[slots, width]` that are held of it, these now, too."""
+        for rows, span in self._batch.of(self._layer.source):
+            held = rows.cache.inputs(self._layer.source)
+            held[self._there(rows.slots)] = inputs[span]
+            yield rows, held
 
 
-def _routed(rows: Tensor, router: RouterPart, is_wide: bool) -> Tensor:
-    """Logits `[rows, experts]`, in float32 where they stay so."""
-    if router.norm is not None:
-        rows = normed(rows, router.norm, "cast, scale") * router.factor
-    found = product(rows.float(), router.weights.float())
-    found = found if router.bias is None else found + router.bias.float()
-    return found if is_wide else found.to(rows.dtype)
+def _walk(walk: Walk, mixer: DeltaRule, held: Tensor, taps: Tensor, rates: Tensor, states: Tensor) -> Array:
+    """What is read from states, which are changed in place, in the steps of a walk over what is held."""
+    rows = plain.delta_rows(mixer, held, torch.from_numpy(walk.lines).to(held.device), taps, rates)
+    return plain.delta_rule(rows, states, torch.from_numpy(walk.steps))

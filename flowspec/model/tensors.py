@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import I64, Numbers, fill, room
-from flowspec.model.arithmetic.levels import as_q8_0
+from flowspec.model.arithmetic.compiled import as_q8_0
 from flowspec.model.arithmetic.packed import FORMS, PANEL, Levels, packed
 
 ROUNDED_ANEW = "Q8_0"

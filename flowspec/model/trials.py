@@ -30,7 +30,7 @@ from flowspec.child_process import ending, python_module, words
 from flowspec.core.protocol.precision import FILED, is_packed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
-from flowspec.model.arithmetic import build
+from flowspec.model.arithmetic import build, compiled
 
 LANES16, PAIRS16, DIGITS, GROUPS32 = "lanes16", "pairs16", "digits", "groups32"
 """The arithmetics of our own products, with the same bits on all processors that have them: of numbers; of
@@ -131,18 +131,14 @@ def prepare() -> tuple[Verdict, str]:
     """Has this process use a build of `canonical.c` that was tried, and says why it is not the best one, or
     nothing. Raises `InputError` where none can be built, `NoRightKernelError` where none is right."""
     global _library
-    if _library is not None and build.allowed() is not None:
+    if _library is not None and compiled.library() is not None:
         return _library
     faults: list[str] = []
     for level in build.levels():
         path = build.build(level, functools.partial(_look.get(), COMPILING))
-        if path is None:
-            raise InputError(
-                f"FlowSpec computes with kernels that it compiles once, and cannot here: {build.why_not()}"
-            )
         verdict = _verdict(path.stem, [*CHILD, str(path)])
         if not verdict.fault:
-            build.allow(path)
+            compiled.use(compiled.Library(path))
             _library = verdict, "; ".join(faults)
             return _library
         faults.append(f"kernels that were compiled with {' '.join(level)}: {verdict.fault}")

@@ -14,13 +14,11 @@ from flowspec.model.arithmetic.compiled import Library
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[Library]:
     """What is built of `canonical.c`, which a module's tests use."""
-    before = build.allowed()
-    build.allow(build.build())
-    found = compiled.library()
-    assert found is not None, "the suite needs a C compiler, and that it ends in time"
+    before, found = compiled.library(), Library(build.build())
+    compiled.use(found)
     yield found
     if before is not None:  # what a test has tried stays the process's own
-        build.allow(before)
+        compiled.use(before)
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,7 @@ holds of a layer. The rest is `flowspec.model.arithmetic.plain`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flowspec.core.protocol.model_spec import DeltaRule, Dense
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, namespace, zeros
@@ -15,16 +13,16 @@ from flowspec.model.arithmetic.plain import (
     LANES,
     PANELS,
     TINY,
+    Held,
     attention,
     convolution,
     delta_rows,
     delta_rule,
     halves_sum,
-    of_levels,
-    rounded_groups,
-    seen_inputs,
+    levels,
     store,
 )
+from flowspec.model.parts import Table
 
 _NORMAL_LEAST = 2.0**-126
 """Of float32; half a last place below it rounds to it."""
@@ -97,9 +95,10 @@ def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
     holds, of each half where these have scales of their own. The groups' sums are added one after another;
     after each its minimum is taken off, times the sum of the row's levels.
     """
-    levels, steps = rounded_groups(x)
-    moments = steps * levels.sum(2)
-    halves = levels.reshape(*levels.shape[:2], form.halves, -1)
+    rounded, steps = levels(x)
+    groups = cast(fill_up(rounded, GROUP), "float32").reshape(*steps.shape, GROUP)
+    moments = steps * groups.sum(2)
+    halves = groups.reshape(*steps.shape, form.halves, -1)
     found = zeros(x, len(x), outputs)
     for first in range(0, outputs, PANELS * PANEL):
         count = min(outputs - first, PANELS * PANEL)
@@ -107,7 +106,7 @@ def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
         weights, scales, minimums = groups_of(form, block)
         numbers = cast(weights[:count], "float32").reshape(count, -1, form.halves, GROUP // form.halves)
         total = zeros(x, len(x), count)
-        for group in range(levels.shape[1]):
+        for group in range(groups.shape[1]):
             for half in range(form.halves):
                 sums = halves[:, group, half] @ numbers[:, group, half].T  # exact: below 2^24
                 total += (scales[:count, group, half] * steps[:, group, None]) * sums
@@ -117,8 +116,8 @@ def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
     return found
 
 
-def digits_product(x: Array, levels: Array, scales: Array) -> Array:
-    """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and int8 levels `[outputs, in]`, whose products are
+def digits_product(x: Array, weights: Array, scales: Array) -> Array:
+    """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and int8 `[outputs, in]`, whose products are
     multiplied by a scale of each output, float32. A row is two digits of seven bits for each number
     (`DIGIT`); their products and sums are whole."""
     xp = namespace(x)
@@ -126,50 +125,43 @@ def digits_product(x: Array, levels: Array, scales: Array) -> Array:
     scaled = x * (1.0 / peak * DIGIT)
     first = xp.round(scaled)
     second = xp.round((scaled - first) * (2.0 * DIGIT))
-    wide = cast(levels, "float64")
+    wide = cast(weights, "float64")
     high, low = (cast(cast(each, "float64") @ wide.T, "float32") * scales for each in (first, second))
     return (low * (1.0 / (2 * DIGIT)) + high) * (peak / DIGIT)
 
 
 @dataclass(slots=True, kw_only=True)
-class Held:
-    """Of one request, as `store` and `attention` have it, and what rows see: `paths` `[rows, positions]`
-    int64; the rows' `slots` `[rows]` int64. Of a layer that does not attend `inputs` `[slots, width]`, the
-    slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1 where the text has not
-    begun, and `states` and `steps` as in `delta_rule`. Of levels `key_steps` and `value_steps` are between
-    them. A `Holder`."""
+class DefinedRows:
+    """Rows of one request (`plain.Rows`), in `slots` `[rows]` int64, and what they see: `paths` `[rows,
+    positions]` int64. `held` are keys and values. Of a layer that does not attend `inputs` `[slots, width]`,
+    the slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1 where the text has
+    not begun, and `states` and `steps` as in `delta_rule`."""
 
     dense: Dense
-    keys: Array
-    values: Array
+    angles: tuple[Array, Array]
+    held: Held
     slots: Array
     paths: Array
     inputs: Array
     lines: Array
-    states: Array | None = None
-    steps: Array | None = None
-    key_steps: Array | None = None
-    value_steps: Array | None = None
+    states: Array
+    steps: Array
+    embedding: Array
+    tokens: Array
+
+    def look_up(self, table: Table) -> Array:
+        return table.matrix.weights[self.tokens]
 
     def attend(self, queries: Array, keys: Array | None, values: Array | None, sinks: Array | None) -> Array:
-        steps = None
-        if self.key_steps is not None and self.value_steps is not None:
-            steps = self.key_steps, self.value_steps
         if keys is not None and values is not None:
-            given = keys.swapaxes(0, 1), values.swapaxes(0, 1)
-            store(self.slots, *given, self.keys, self.values, steps)
-        held = self.keys, self.values
-        if steps is not None:
-            held = of_levels(self.keys, steps[0], 2), of_levels(self.values, steps[1], 2)
-        seen, scale, cap = held[1][..., : queries.shape[2]], self.dense.scale, self.dense.cap or None
-        return attention(cast(queries, "float32"), held[0], seen, self.paths, scale, cap, sinks)
+            store(self.slots, keys.swapaxes(0, 1), values.swapaxes(0, 1), self.held)
+        return attention(queries, self.held, self.paths, self.dense.scale, self.dense.cap, sinks)
 
     def convolve(self, inputs: Array, taps: Array, bias: Array | None) -> Array:
         self.inputs[self.slots] = inputs
-        return convolution(seen_inputs(self.inputs, self.lines), taps, bias)
+        return convolution(self.inputs, self.lines, taps, bias)
 
-    def sum_up(self, inputs: Array, mixer: DeltaRule, vectors: Mapping[str, Any]) -> Array:
-        assert self.states is not None
-        assert self.steps is not None
+    def sum_up(self, inputs: Array, mixer: DeltaRule, taps: Array, rates: Array) -> Array:
         self.inputs[self.slots] = inputs
-        return delta_rule(delta_rows(mixer, self.inputs, self.lines, vectors), self.states, self.steps)
+        rows = delta_rows(mixer, self.inputs, self.lines, taps, rates)
+        return delta_rule(rows, self.states, self.steps)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flowspec.model import rounding
-from flowspec.model.arithmetic import build, levels
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, Numbers, fill, narrowed, room, widened
 from flowspec.model.gpu import array_of, tensor_of
 from flowspec.model.rounding import ROUNDINGS
@@ -19,7 +19,7 @@ from flowspec.model.safetensors_file import floats8, load_mapped
 
 FREE = (
     *("files", "tensors", "safetensors_file", "joined_experts", "layer_by_layer", "pickled_file", "rounding"),
-    *("gguf.tensors", "gguf.config", "gguf.blocks", "prequantised.tensors", "arithmetic.levels"),
+    *("gguf.tensors", "gguf.config", "gguf.blocks", "prequantised.tensors", "arithmetic.compiled"),
 )
 FREE_OF_WEIGHTS = ("checked", "content", "digests", "offer", "receive", "rounded", "store", "stored")
 
@@ -108,9 +108,9 @@ def test_what_is_no_number_shows_in_its_group(precision: str) -> None:
 def test_levels_of_the_library_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = np.random.default_rng(1).normal(size=(37, 100)).astype(np.float32)
     numbers[2] = 0
-    found = levels.as_q8_0(numbers)
-    monkeypatch.setattr(build, "_allowed", None)
-    expected = levels.as_q8_0(narrowed(numbers, "float32"))
+    found = compiled.as_q8_0(numbers)
+    monkeypatch.setattr(compiled, "_library", None)
+    expected = compiled.as_q8_0(narrowed(numbers, "float32"))
     assert np.array_equal(found.levels, expected.levels)
     assert np.array_equal(found.scales, expected.scales)
 

@@ -96,10 +96,7 @@ def test_attention_is_that_of_the_numbers_held(width: int, library: str) -> None
     if library == "built":
         found = functions.attention(queries, cache.of(0), sight, width**-0.5)
     else:
-        keys, values, steps = cache.of(0)
-        assert steps is not None
-        wide = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)[..., :width]
-        found = plain.attention(queries, *wide, sight.paths, width**-0.5)
+        found = plain.attention(queries, cache.of(0), sight.paths, width**-0.5)
     keys, values = (part[:, :slots].repeat(3, axis=0) for part in numbers(cache, 0, width))
     scores = np.einsum("rhd,hsd->rhs", queries.astype(np.float64), keys) * width**-0.5
     shares = np.exp(np.where(seen[:, None], scores, -np.inf))
@@ -141,10 +138,8 @@ def test_c_attends_with_the_bits_of_the_definition(
     queries = generator.standard_normal((rows, kv_heads * group, width), np.float32)
     sinks = generator.standard_normal(kv_heads * group, np.float32) if has_sinks else None
     keys, values, steps = cache.of(0)
-    if steps is not None:
-        keys, values = plain.of_levels(keys, steps[0], 2), plain.of_levels(values, steps[1], 2)
-    wide = widened(keys), widened(values[..., :width])
-    expected = plain.attention(queries, *wide, sight.paths, 0.3, cap or None, sinks)
+    own = (widened(keys), widened(values), None) if steps is None else (keys, values, steps)
+    expected = plain.attention(queries, own, sight.paths, 0.3, cap, sinks)
     with threads_of(threads):
         found = functions.attention(queries, cache.of(0), sight, 0.3, cap, sinks)
     assert np.array_equal(found.view(np.int32), expected.view(np.int32))

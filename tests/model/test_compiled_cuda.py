@@ -61,7 +61,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
 
 
 def test_kernels_of_a_gpu_compute_what_is_defined(host: OnHost) -> None:
-    assert gpu_trial.library_fault(CudaLibrary(host), CPU) == ""
+    assert gpu_trial.library_fault(CudaLibrary(host.start), CPU) == ""
     assert set(host.started) == set(NAMES)
 
 
@@ -74,12 +74,12 @@ def test_kernels_of_another_definition_are_found(
     def other(*given: Any) -> Any:
         found = right(*given)
         if name == "store":
-            given[3][:] = given[3].roll(1, 0)
+            given[3][0][:] = given[3][0].roll(1, 0)
             return None
         return torch.nextafter(found.float(), torch.ones(())).to(found.dtype) if name != "turned" else -found
 
     monkeypatch.setattr(plain, name, other)
-    assert gpu_trial.library_fault(CudaLibrary(host), CPU)
+    assert gpu_trial.library_fault(CudaLibrary(host.start), CPU)
 
 
 def test_long_contexts_go_through_attention_part_by_part(
@@ -87,7 +87,7 @@ def test_long_contexts_go_through_attention_part_by_part(
 ) -> None:
     monkeypatch.setattr(compiled_cuda, "SCORES_MAX", 500)
     before = len(host.started)
-    assert gpu_trial.library_fault(CudaLibrary(host), CPU) == ""
+    assert gpu_trial.library_fault(CudaLibrary(host.start), CPU) == ""
     started = host.started[before:]
     assert started.count("scores") == started.count("values") > 9, "there are nine cases"
 
@@ -103,23 +103,23 @@ def test_attention_has_room_for_its_positions(positions: int, host: OnHost) -> N
     paths[1, : positions // 2] = -1
     if positions > 64:
         keys[0, 0, 0, 0] = float("inf")
-    found = CudaLibrary(host).attention(queries, keys, values, paths, 0.3, None, None)
-    expected = plain.attention(queries, keys, values[..., :8], paths, 0.3)
+    found = CudaLibrary(host.start).attention(queries, (keys, values, None), paths, 0.3)
+    expected = plain.attention(queries, (keys, values, None), paths, 0.3)
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 def test_the_widest_norm_fits_and_a_wider_one_is_left_to_the_definition(host: OnHost) -> None:
-    library = CudaLibrary(host)
+    library = CudaLibrary(host.start)
     rows, weights = torch.randn((2, WIDTH_MAX)), torch.randn(WIDTH_MAX)
     rows[1, 3] = float("inf")
     found, expected = (
         each.norm(rows, weights, 1e-6, "cast, scale").nan_to_num(7.0) for each in (library, plain)
     )
     assert torch.equal(found, expected)
-    wider = torch.zeros((1, WIDTH_MAX + 1))
-    with pytest.raises(AssertionError, match="no more room"):
-        library.norm(wider, wider[0], 1e-6, "cast, scale")
+    wider, before = torch.ones((1, WIDTH_MAX + 1)), len(host.started)
+    assert torch.equal(library.norm(wider, wider[0], 0.0, "cast, scale"), wider)
+    assert len(host.started) == before
 
 
 def both(
@@ -179,9 +179,8 @@ def test_int4_is_laid_out_as_its_kernel_wants(
 
 
 def test_a_gpu_takes_the_kernels_that_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    for dtype in ("int8", "int4"):
-        with pytest.raises(InputError, match=f"{dtype} runs on CPUs and CUDA, not on mps"):
-            arithmetics_of(dtype, "mps")
+    with pytest.raises(InputError, match="expected a CPU or CUDA device, got mps"):
+        arithmetics_of("int4", "mps")
     pretend_cuda(monkeypatch)
     version = ".".join(torch.__version__.split(".")[:2])
     for capability, name in (((7, 2), "plain"), ((8, 7), "tinygemm")):

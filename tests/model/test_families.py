@@ -37,7 +37,7 @@ from flowspec.model.support import family_of
 from flowspec.model.weights import EMBEDDING, SliceParts, Span, arrays_of, load_parts
 from tests import ggufs
 from tests.model import definition
-from tests.model.defined_products import Held, lanes_product
+from tests.model.defined_products import DefinedRows, lanes_product
 from tests.model.functions import multiplied
 from tests.model.slices import (
     assert_faithful,
@@ -440,32 +440,30 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: s
     part.open_cache(0, 64)
     places, tokens = np.arange(rows), 3 * np.arange(rows)
     embedding = hidden = embedded(part.engine, part.spec, part.parts.embedding, tokens)
-    lags, held = places[:, None] - places, dict[int, Held]()
+    lags, held = places[:, None] - places, dict[int, plain.Held]()
     for number, spec in enumerate(part.spec.layers):
         assert spec.dense is not None
         mixer, rotary = spec.dense.mixer, part.spec.rotaries[spec.rotary]
-        state = None
-        if isinstance(mixer, DeltaRule):
-            state = np.zeros((1, mixer.heads, mixer.key_width, mixer.value_width), np.float32)
+        state = (mixer.heads, mixer.key_width, mixer.value_width) if isinstance(mixer, DeltaRule) else (0,)
         turns = np.array(rotary.frequencies, np.float32)
-        angles = plain.angles(places[None], turns, float(np.float32(rotary.scale)), hidden.dtype)
-        seen = held[number] = Held(
+        keys = np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype)
+        held[number] = keys, np.zeros((spec.kv.count, 64, spec.kv.width), hidden.dtype), None
+        held[number] = held[spec.source]
+        rows_of = DefinedRows(
             dense=spec.dense,
-            keys=np.zeros((spec.kv.count, 4, spec.kv.width, 16), hidden.dtype),
-            values=np.zeros((spec.kv.count, 64, spec.kv.width), hidden.dtype),
+            angles=plain.angles(places[None], turns, float(np.float32(rotary.scale)), hidden.dtype),
+            held=held[number],
             slots=places,
             paths=np.where((lags >= 0) & (lags < (spec.window or rows)), places, -1),
             inputs=np.zeros((64, spec.inputs), hidden.dtype),
             lines=np.maximum(places[:, None] - np.arange(spec.window)[::-1], -1),
-            states=state,
+            states=np.zeros((1, *state), np.float32),
             steps=np.stack([places, 0 * places, 0 * places, places], 1),
+            embedding=embedding,
+            tokens=tokens,
         )
-        if spec.source != number:
-            seen.keys, seen.values = held[spec.source].keys, held[spec.source].values
-        given = part.parts.layer(number)
-        parts = definition.parts_of(given, spec, part.spec.norm, hidden, lanes_product)
-        token = definition.token_of(given, embedding, tokens)
-        hidden = plain.layer(spec, parts, hidden, angles, seen, token)
+        parts = part.parts.layer(number)
+        hidden = definition.layer_of(spec, parts, part.spec.norm, lanes_product).run(hidden, rows_of)
     job = job_of(part_of(0, tokens.tolist(), sampled=np.zeros(rows, dtype=np.bool_)))
     assert np.array_equal(part.forward(job, None)[1][:, : part.spec.hidden], hidden)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.arithmetic.arrays import F32, narrowed
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.arithmetic.plain import DIGIT, rounded_groups
+from flowspec.model.arithmetic.plain import DIGIT, levels
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.rounding import ROUNDINGS
@@ -76,10 +76,10 @@ def test_rows_are_rounded_by_one_division() -> None:
     groups = (generator.integers(-126, 126, (64, 128, GROUP)) + 0.5) / 127
     groups[:, :, 7] = 1.0
     groups = (groups * generator.random((64, 128, 1))).astype(np.float32)
-    levels, steps = rounded_groups(groups.reshape(64, -1))
+    found, steps = levels(groups)
     peak = np.abs(groups).max(axis=2, keepdims=True)
-    assert np.array_equal(levels, np.rint(groups * (np.float32(127) / peak)))
-    assert np.array_equal(steps, (peak / np.float32(127))[..., 0])
+    assert np.array_equal(found, np.rint(groups * (np.float32(127) / peak)))
+    assert np.array_equal(steps, peak / np.float32(127))
 
 
 @pytest.mark.arm

@@ -18,7 +18,6 @@ from flowspec.core.protocol.model_spec import DeltaRule
 from flowspec.core.stage.events import ClearSlots
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import F32
-from flowspec.model.arithmetic.plain import DeltaRows
 from flowspec.model.slice import Slice
 from tests.model import functions
 from tests.model.slices import job_of, load, part_of, threads_of
@@ -67,8 +66,7 @@ def test_c_gives_the_bits_of_the_definition(
     taps, rates = normal(1, length, mixer.inputs - 2 * mixer.heads), np.abs(normal(2, 2 * mixer.heads))
     states = normal(3, 3, mixer.heads, key_width, value_width)
     state, order = states[0].copy(), np.array(listed, np.int32)
-    vectors = {"conv": taps.T, "fading": rates[: mixer.heads], "dt_bias": rates[mixer.heads :]}
-    expected = plain.delta_rule(plain.delta_rows(mixer, held, lines, vectors), states, order)
+    expected = plain.delta_rule(plain.delta_rows(mixer, held, lines, taps, rates), states, order)
     with threads_of(threads):
         found = functions.delta_rule(mixer, held, lines, taps, rates, state, order, 3)
     asked = sorted({*order[:, 3]} - {-1})
@@ -79,12 +77,11 @@ def test_c_gives_the_bits_of_the_definition(
 @pytest.mark.parametrize(("key_width", "value_width"), [(1, 3), (20, 16), (128, 40)])
 def test_a_step_is_its_formula(key_width: int, value_width: int) -> None:
     generator = np.random.default_rng(key_width)
-    given = DeltaRows(
-        queries=normal(1, 5, 2, key_width),
-        keys=plain.unit(normal(2, 5, 2, key_width), 1e-6),
-        values=normal(3, 5, 6, value_width),
-        decays=generator.random((5, 6), np.float32),
-        shares=generator.random((5, 6), np.float32),
+    given = (
+        normal(1, 5, 2, key_width),
+        plain.unit(normal(2, 5, 2, key_width), 1e-6),
+        normal(3, 5, 6, value_width),
+        *(generator.random((5, 6), np.float32) for _ in range(2)),
     )
     states = normal(4, 3, 6, key_width, value_width)
     steps = [(0, 0, 0, 2), (1, 0, 1, 0), (2, 0, 2, -1), (3, 1, 1, 1), (4, 2, 0, 4)]
@@ -141,13 +138,13 @@ def test_a_convolution_is_torchs(length: int, has_bias: bool) -> None:
     padded = np.pad(text, ((length - 1, 0), (0, 0)))
     given = torch.from_numpy(padded.T).double()[None], torch.from_numpy(weight).double()[:, None]
     expected = F.conv1d(*given, wide, groups=40)[0].T.numpy()
-    rows = np.stack([padded[row : row + length] for row in range(9)])
-    np.testing.assert_allclose(plain.convolution(rows, weight, bias), expected, atol=1e-5, rtol=1e-5)
+    lines = np.maximum(np.arange(9)[:, None] + np.arange(length) - (length - 1), -1)
+    np.testing.assert_allclose(plain.convolution(text, lines, weight.T, bias), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_products_are_added_from_the_oldest_on() -> None:
-    rows = np.array([[[1e8], [-1e8], [1.0]], [[1.0], [1e8], [-1e8]]], np.float32)
-    assert plain.convolution(rows, np.ones((1, 3), np.float32), None).tolist() == [[1.0], [0.0]]
+    held, lines = np.array([[1e8], [-1e8], [1.0]], np.float32), np.array([[0, 1, 2], [2, 0, 1]])
+    assert plain.convolution(held, lines, np.ones((3, 1), np.float32)).tolist() == [[1.0], [0.0]]
 
 
 @pytest.fixture

@@ -29,13 +29,11 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
 }
 """In which numpy holds numbers, by the name of the dtype that a layer computes in."""
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _NAN = 0xFFFF
 """Of bfloat16, as torch has it."""
 _BLOCK = 1 << 16
 """Numbers that are converted at once, so that they stay in a processor's cache."""
 _LINE_BYTES = 64
-"""Of a cache."""
 
 
 def widened(x: Numbers) -> F32:
@@ -54,10 +52,8 @@ def narrowed(x: Numbers, dtype: str) -> Numbers:
     if x.dtype == DTYPES[dtype]:
         return x
     wide = widened(x)
-    return _bfloat16(wide) if dtype == "bfloat16" else wide.astype(DTYPES[dtype], copy=False)
-
-
-def _bfloat16(wide: F32) -> npt.NDArray[np.uint16]:
+    if dtype != "bfloat16":
+        return wide.astype(DTYPES[dtype], copy=False)
     bits = np.asarray(wide, order="C").view(np.uint32)
     found = bits >> 16
     found &= 1
@@ -69,10 +65,11 @@ def _bfloat16(wide: F32) -> npt.NDArray[np.uint16]:
 
 def fill(part: Numbers, numbers: Numbers) -> None:
     """Copies `numbers` of the same shape into `part`, in its dtype; whole numbers stay such."""
-    name = _NAMES.get(part.dtype)
-    if name is None or part.dtype == numbers.dtype or not part.ndim:
-        part[...] = numbers if name is None else narrowed(numbers, name)
+    name = {dtype: name for name, dtype in DTYPES.items()}.get(part.dtype)
+    if name is None or part.dtype == numbers.dtype:
+        part[...] = numbers
         return
+    part, numbers = np.atleast_1d(part, numbers)
     step = max(1, _BLOCK // max(1, math.prod(part.shape[1:])))
     for first in range(0, len(part), step):
         part[first : first + step] = narrowed(numbers[first : first + step], name)
@@ -81,7 +78,7 @@ def fill(part: Numbers, numbers: Numbers) -> None:
 def room(
     shape: tuple[int, ...], dtype: npt.DTypeLike, made: Callable[..., npt.NDArray[Any]] = np.empty
 ) -> npt.NDArray[Any]:
-    """An array without values, or zeros if so `made`, which begins with a line of the cache: vectors read it
+    """An array without values, or as it is `made`, which begins with a line of the cache: vectors read it
     faster."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     whole = made(size + _LINE_BYTES, np.uint8)

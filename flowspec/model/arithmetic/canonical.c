@@ -1,5 +1,5 @@
-/* The canonical arithmetic, fast. `plain.py` defines it; `compiled.py` builds this file and tells what each
- * function takes.
+/* The canonical arithmetic, fast. `plain.py` defines it; `build.py` builds this file, and `compiled.py` tells what
+ * each function takes.
  *
  * Every result follows from its inputs by IEEE operations in one order, whatever the processor: sixteen lanes
  * are one vector of AVX-512, two of AVX2 or four of NEON. The compiler must not change that: no -ffast-math,
@@ -544,8 +544,9 @@ static void linear_part(const float *x, const float *divided, int64_t rows, int6
 
 /* Of bfloat16, on processors with an instruction that multiplies two pairs of them and adds both products to a
  * float32. It does so by two fused steps, the second of the pair first; what is below the smallest normal number
- * counts as zero, before and after each (`plain.pairs_product`). Lane i sums inputs 2 i and 2 i + 1 of every 32;
- * the last inputs count as filled up with zeros; then the lanes are summed. Weights are read as they lie. */
+ * counts as zero, before and after each (`pairs_product` in tests/model/defined_products.py). Lane i sums inputs
+ * 2 i and 2 i + 1 of every 32; the last inputs count as filled up with zeros; then the lanes are summed. Weights
+ * are read as they lie. */
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define STEP 32         /* inputs, of all lanes */
 #define PAIR_ROWS 4     /* whose sums with those of PAIR_OUTPUTS fill the registers, */
@@ -1164,8 +1165,8 @@ void flowspec_packed_rows(const uint8_t *panels, int form, int64_t in, const int
  * products of digits */
 
 /* Weights are int8, with a scale for each output, in panels as levels of Q8_0 lie, without their scales. A row is
- * written as two digits of seven bits for each number (`plain.digits_product`), which are two rows of one product of
- * integers. */
+ * written as two digits of seven bits for each number (`digits_product` in tests/model/defined_products.py), which
+ * are two rows of one product of integers. */
 #define DIGIT 63
 #define DIGIT_ROW_LEAST 1e-30f
 #define DIGIT_TOTALS (2 * PANEL / SUB > PACKED_ROWS ? 2 * PANEL / SUB : PACKED_ROWS)

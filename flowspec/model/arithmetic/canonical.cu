@@ -144,13 +144,15 @@ DEVICE float hyperbolic(float x) {
     return as_number((as_bits(found) & 0x7fffffff) | (as_bits(x) & (int)0x80000000));
 }
 
-enum { SILU, GELU_TANH, TANH, SIGMOID };
+enum { SILU, GELU_TANH, TANH, SIGMOID, RELU };
 
 DEVICE float function_of(float x, int function) {
     if (function == SILU)
         return x * logistic(x);
     if (function == GELU_TANH)
         return 0.5f * x * (1.0f + hyperbolic((x + 0.044715f * (x * x * x)) * 0.79788456080286536f));
+    if (function == RELU)
+        return x < 0.0f ? 0.0f : x;
     return function == TANH ? hyperbolic(x) : logistic(x);
 }
 
@@ -196,8 +198,8 @@ typedef struct {
     const void *x, *weights; /* [rows, width] and [width] of `kind` */
     void *y;                 /* as x, a row a block */
     int64 rows, width;
-    float share, eps;
     int kind, how;
+    float share, eps;
 } Norm;
 
 DEVICE float square(const Norm *a, int64 i) {
@@ -305,6 +307,7 @@ typedef struct {
     const void *keys, *values; /* numbers lie beside each other, rows and heads as far apart as is said */
     const int64 *places;       /* [rows] */
     void *to_keys, *to_values; /* [kv_heads, slots / 16, width, 16], [kv_heads, slots, value_width] */
+    void *key_steps, *value_steps; /* of levels, which are not stored here */
     int64 rows, kv_heads, width, value_width, slots;
     int64 between_keys, between_key_heads, between_values, between_value_heads;
     int kind, cache_kind;
@@ -334,8 +337,8 @@ typedef struct {
     float *sums;              /* [rows, heads, blocks of positions, width] */
     void *found;              /* as queries */
     int64 rows, heads, kv_heads, width, value_width, slots, positions;
-    float scale, cap, cap_inverse;
     int kind, cache_kind;
+    float scale, cap, cap_inverse;
 } Attention;
 
 KERNEL(flowspec_scores, Attention) {

@@ -1,4 +1,4 @@
-"""The canonical arithmetic in C, called by ctypes; `build.py` makes it."""
+"""The canonical arithmetic in C, called by ctypes; `build.py` makes it. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 
-from flowspec.model.arithmetic import build
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.arrays import Numbers, fill_up, narrowed, widened
+from flowspec.model.arithmetic.packed import FORMS, GROUP, Levels
 
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3}
 """Of numbers, as the source counts them; int8 are levels, of a cache alone."""
-FUNCTIONS = ("silu", "gelu_tanh", "tanh", "sigmoid", "relu")
-"""In the source's order."""
-_Fields = tuple[tuple[str, type], ...]
+FUNCTIONS = tuple(plain.FUNCTIONS)
 
 
 @functools.cache
@@ -32,6 +33,9 @@ def address(x: Any) -> int:
     return found
 
 
+_threads = 0
+
+
 def use_threads(count: int) -> None:
     """So many compute from now on in this process."""
     global _threads
@@ -40,116 +44,121 @@ def use_threads(count: int) -> None:
 
 def threads() -> int:
     """How many compute: as many as were told, or as `OMP_NUM_THREADS` says, or one on each core."""
-    global _threads
     if not _threads:
         told = os.environ.get("OMP_NUM_THREADS", "")
-        cores = psutil.cpu_count(logical=False) or 1
-        _threads = int(told) if told.isdecimal() else 0
-        _threads = _threads or min(cores, len(os.sched_getaffinity(0)))
+        cores = min(psutil.cpu_count(logical=False) or 1, len(os.sched_getaffinity(0)))
+        use_threads((int(told) if told.isdecimal() else 0) or cores)
     return _threads
 
 
-_threads = 0
-
-
-def fields(kind: type, names: str) -> _Fields:
-    """Of a structure: all of a kind, with these names."""
-    return tuple((name, kind) for name in names.split())
+def fields(pointers: str, longs: str, ints: str = "", floats: str = "") -> tuple[tuple[str, type], ...]:
+    """Of a structure: names of those of each kind, in this order."""
+    kinds = (
+        (ctypes.c_void_p, pointers),
+        (ctypes.c_int64, longs),
+        (ctypes.c_int32, ints),
+        (ctypes.c_float, floats),
+    )
+    return tuple((name, kind) for kind, names in kinds for name in names.split())
 
 
 class StoredFields(ctypes.Structure):
-    """As in the source, as the other structures are."""
+    """As in the sources, as the other structures are."""
 
-    _fields_ = (
-        *fields(ctypes.c_void_p, "keys values places to_keys to_values key_steps value_steps"),
-        *fields(ctypes.c_int64, "rows kv_heads width value_width slots"),
-        *fields(ctypes.c_int64, "between_keys between_key_heads between_values between_value_heads"),
-        *fields(ctypes.c_int32, "kind cache_kind"),
+    _fields_ = fields(
+        "keys values places to_keys to_values key_steps value_steps",
+        "rows kv_heads width value_width slots"
+        " between_keys between_key_heads between_values between_value_heads",
+        "kind cache_kind",
     )
 
 
 class TurnFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x cosine sine y"),
-        *fields(ctypes.c_int64, "rows heads width turned between_rows between_heads"),
-        *fields(ctypes.c_int32, "kind"),
-    )
+    _fields_ = fields("x cosine sine y", "rows heads width turned between_rows between_heads", "kind")
 
 
 class Operation(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "weights bias scales"),
-        *fields(ctypes.c_int64, "from_at with_at to_at inputs outputs sums_at"),
-        *fields(ctypes.c_int32, "code source other to waits how kind heads kv_heads spread experts"),
-        *fields(ctypes.c_float, "factor eps cap"),
+    _fields_ = fields(
+        "weights bias scales",
+        "from_at with_at to_at inputs outputs sums_at",
+        "code source other to waits how kind heads kv_heads spread experts",
+        "factor eps cap",
     )
 
 
 class ProgramFields(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "operations widths starts"),
-        *fields(ctypes.c_int64, "count registers numbers sums products"),
-        *fields(ctypes.c_int32, "kind experts chosen"),
+    _fields_ = fields(
+        "operations widths starts", "count registers numbers sums products", "kind experts chosen"
     )
 
 
 class Cache(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "keys values key_steps value_steps inputs state"),
-        *fields(ctypes.c_int64, "slots inputs_width"),
-        *fields(ctypes.c_int32, "kind"),
-    )
+    _fields_ = fields("keys values key_steps value_steps inputs state", "slots inputs_width", "kind")
 
 
 class Part(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "cache slots seen order ends lines steps"),
-        *fields(ctypes.c_int64, "first rows high blocks nodes steps_count places"),
+    _fields_ = fields(
+        "cache slots seen order ends lines steps", "first rows high blocks nodes steps_count places"
     )
 
 
 class Call(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "hidden going cosine sine embedding tokens parts room"),
-        *fields(ctypes.c_int64, "rows parts_count room_bytes angles between_embeddings between_going"),
-        *fields(ctypes.c_int32, "threads"),
+    _fields_ = fields(
+        "hidden going cosine sine embedding tokens parts room",
+        "rows parts_count room_bytes angles between_embeddings between_going",
+        "threads",
     )
 
 
 class Library:
-    """The functions of the source, with what they take and give."""
+    """The functions of the source, built at a `path`, with what they take and give."""
 
     def __init__(self, path: Path) -> None:
-        library = ctypes.CDLL(str(path))
+        library, self.path = ctypes.CDLL(str(path)), path
         number, pointer, small = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
-        self.has_pairs = bool(library.flowspec_has_pairs())
+
+        def of(name: str, *given: Any, gives: Any = None) -> Any:
+            found = library[f"flowspec_{name}"]
+            found.argtypes, found.restype = given, gives
+            return found
+
+        self.has_pairs = bool(of("has_pairs", gives=small)())
         """Whether this processor has products in pairs."""
-        self.run = library.flowspec_run
+        self.run = of("run", pointer, pointer, gives=number)
         """Of pointers to a `ProgramFields` and a `Call`; gives 0, or how many bytes of room that needs, where
         it has less and nothing was done."""
-        self.run.argtypes, self.run.restype = (pointer, pointer), number
-        self.function, self.levels = library.flowspec_function, library.flowspec_levels
-        self.packed_rows, self.angles = library.flowspec_packed_rows, library.flowspec_angles
-        self.turn, self.store = library.flowspec_turn, library.flowspec_store
-        self.function.argtypes = (pointer, small, number, small, pointer, pointer)
-        self.levels.argtypes = (pointer, number, number, pointer, pointer)
-        self.packed_rows.argtypes = (pointer, small, number, pointer, number, pointer)
-        self.angles.argtypes = (pointer, number, pointer, number, ctypes.c_float, small, pointer, pointer)
-        self.turn.argtypes = (ctypes.POINTER(TurnFields),)
-        self.store.argtypes = (ctypes.POINTER(StoredFields),)
-        for each in (self.function, self.levels, self.packed_rows, self.angles, self.turn, self.store):
-            each.restype = None
+        self.function = of("function", pointer, small, number, small, pointer, pointer)
+        self.levels = of("levels", pointer, number, number, pointer, pointer)
+        self.packed_rows = of("packed_rows", pointer, small, number, pointer, number, pointer)
+        turns = pointer, number, pointer, number, ctypes.c_float, small, pointer, pointer
+        self.angles = of("angles", *turns)
+        self.turn = of("turn", ctypes.POINTER(TurnFields))
+        self.store = of("store", ctypes.POINTER(StoredFields))
 
 
-_loaded: tuple[Path, Library] | None = None
+_library: Library | None = None
+
+
+def use(library: Library | None) -> None:
+    """From now on this process computes by a library that was tried (`trials.py`); None: by none."""
+    global _library
+    _library = library
 
 
 def library() -> Library | None:
-    """What was built and may be used in this process; else None."""
-    global _loaded
-    path = build.allowed()
-    if path is None:
-        return None
-    if _loaded is None or _loaded[0] is not path:  # paths are slow to compare, and this is asked all the time
-        _loaded = path, Library(path)
-    return _loaded[1]
+    """What this process computes by."""
+    return _library
+
+
+def as_q8_0(numbers: Numbers) -> Levels:
+    """Of a matrix `[out, in]` that is rounded to the form Q8_0, group by group, also where there is no
+    library."""
+    x = np.ascontiguousarray(widened(numbers))
+    rows, width = x.shape
+    if _library is None:
+        levels, steps = plain.levels(x)
+    else:
+        levels, steps = np.empty(x.shape, np.int8), np.empty((rows, -(-width // GROUP)), np.float32)
+        _library.levels(address(x), rows, width, address(levels), address(steps))
+    filled = fill_up(levels, GROUP).view(np.uint8) ^ FORMS["Q8_0"].offset
+    return Levels(levels=filled.reshape(rows, -1, GROUP), scales=narrowed(steps, "float16"))

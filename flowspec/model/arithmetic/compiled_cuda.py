@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from flowspec.core.protocol.model_spec import NORMS, Norm
-from flowspec.model.arithmetic.compiled import FUNCTIONS, TurnFields, fields, kind_of
-from flowspec.model.arithmetic.plain import BLOCK
+from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.compiled import FUNCTIONS, StoredFields, TurnFields, fields, kind_of
+from flowspec.model.arithmetic.plain import BLOCK, Held
 
 SOURCE = Path(__file__).with_name("canonical.cu")
 FLAGS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
@@ -35,260 +37,207 @@ SCORES_MAX = 1 << 22
 heads of 128."""
 
 
-class _Function(ctypes.Structure):
-    """As in the source, as the other structures are."""
-
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x times y"),
-        *fields(ctypes.c_int64, "count"),
-        *fields(ctypes.c_int32, "kind function"),
-    )
+def _structure(*names: str) -> Any:
+    """As in the source (`compiled.fields`)."""
+    return type("Given", (ctypes.Structure,), {"_fields_": fields(*names)})
 
 
-class _Shares(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x y"),
-        *fields(ctypes.c_int64, "width"),
-        *fields(ctypes.c_int32, "are_powers"),
-    )
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "x weights y"),
-        *fields(ctypes.c_int64, "rows width"),
-        *fields(ctypes.c_float, "share eps"),
-        *fields(ctypes.c_int32, "kind how"),
-    )
-
-
-class _Halves(ctypes.Structure):
-    _fields_ = (*fields(ctypes.c_void_p, "x w y"), *fields(ctypes.c_int64, "inputs outputs"))
-
-
-class _Stored(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "keys values places to_keys to_values"),
-        *fields(ctypes.c_int64, "rows kv_heads width value_width slots"),
-        *fields(ctypes.c_int64, "between_keys between_key_heads between_values between_value_heads"),
-        *fields(ctypes.c_int32, "kind cache_kind"),
-    )
-
-
-class _Attention(ctypes.Structure):
-    _fields_ = (
-        *fields(ctypes.c_void_p, "queries keys values paths sinks shares weights sums found"),
-        *fields(ctypes.c_int64, "rows heads kv_heads width value_width slots positions"),
-        *fields(ctypes.c_float, "scale cap cap_inverse"),
-        *fields(ctypes.c_int32, "kind cache_kind"),
-    )
-
-
+_FUNCTION = _structure("x times y", "count", "kind function")
+_SHARES = _structure("x y", "width", "are_powers")
+_NORM = _structure("x weights y", "rows width", "kind how", "share eps")
+_HALVES = _structure("x w y", "inputs outputs")
+_ATTENTION = _structure(
+    "queries keys values paths sinks shares weights sums found",
+    "rows heads kv_heads width value_width slots positions",
+    "kind cache_kind",
+    "scale cap cap_inverse",
+)
 NAMES = ("function", "norm", "shares", "halves", "turn", "store", "scores", "weigh", "sums", "values")
 """Of the source's kernels, which begin with `flowspec_` there."""
-
-
-class Starts(Protocol):
-    def start(self, name: str, given: ctypes.Structure, blocks: int, room: int) -> None:
-        """Starts a kernel of so many blocks, each with room for so many float32 numbers."""
+Start = Callable[[str, ctypes.Structure, int, int], None]
+"""Starts a kernel of so many blocks, each with room for so many float32 numbers."""
 
 
 class CudaLibrary:
-    """The kernels of the source, for one GPU. Tensors are there, contiguous unless said otherwise, and in
-    float32, bfloat16 or float16; results are new tensors of the dtype that is given."""
+    """Functions of `plain`, by its names, by the kernels of the source on one GPU. Tensors are there, in
+    float32, bfloat16 or float16. What the kernels have no room for, and what lies in another way than they
+    read it, is left to `plain`."""
 
-    def __init__(self, kernels: Starts) -> None:
-        self._kernels = kernels
+    def __init__(self, start: Start) -> None:
+        self._start = start
 
-    def function(self, x: torch.Tensor, name: str, times: torch.Tensor | None = None) -> torch.Tensor:
-        """As `compiled.Library.function`."""
-        assert times is None or (times.dtype, times.shape) == (x.dtype, x.shape), "both are read alike"
-        found = torch.empty_like(x)
-        by = None if times is None else times.data_ptr()
-        how = x.numel(), kind_of(x.dtype), FUNCTIONS.index(name)
-        self._for_all("function", _Function(x.data_ptr(), by, found.data_ptr(), *how), x.numel())
+    def function(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return self.gated(x, None, name)
+
+    def gated(self, gate: torch.Tensor, up: torch.Tensor | None, name: str) -> torch.Tensor:
+        assert up is None or up.dtype == gate.dtype, "the source reads both alike"
+        x, found = gate.contiguous(), gate.new_empty(gate.shape)
+        times = None if up is None else up.contiguous()
+        given = _FUNCTION(*_addresses(x, times, found), x.numel(), kind_of(x.dtype), FUNCTIONS.index(name))
+        self._for_all("function", given, x.numel())
         return found
 
     def norm(self, x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
-        """As `plain.norm`; of rows of at most `WIDTH_MAX`."""
         assert weights.dtype == x.dtype, "the source reads both alike"
-        width, found = x.shape[-1], torch.empty_like(x)
-        rows = x.numel() // width
-        where = x.data_ptr(), weights.data_ptr(), found.data_ptr()
-        given = _Norm(*where, rows, width, 1 / width, eps, kind_of(x.dtype), NORMS.index(how))
-        self._by_block("norm", given, rows, width)
+        width = x.shape[-1]
+        if width > WIDTH_MAX:
+            return plain.norm(x, weights, eps, how)
+        x, found, rows = x.contiguous(), x.new_empty(x.shape), x.numel() // width
+        shape = rows, width, kind_of(x.dtype), NORMS.index(how), 1 / width, eps
+        self._by_block("norm", _NORM(*_addresses(x, weights, found), *shape), rows, width)
         return found
 
-    def shares(self, x: torch.Tensor, are_powers: bool) -> torch.Tensor:
-        """As `compiled.Library.shares`."""
-        assert x.dtype == torch.float32
-        assert x.is_contiguous()
-        width, found = x.shape[-1], torch.empty_like(x)
-        rows = x.numel() // width
-        given = _Shares(x.data_ptr(), found.data_ptr(), width, are_powers)
-        self._by_block("shares", given, rows, width)
+    def softmax(self, x: torch.Tensor) -> torch.Tensor:
+        return self._shares(x, True) if x.shape[-1] <= WIDTH_MAX else plain.softmax(x)
+
+    def over_their_sum(self, x: torch.Tensor) -> torch.Tensor:
+        return self._shares(x, False) if x.shape[-1] <= WIDTH_MAX else plain.over_their_sum(x)
+
+    def _shares(self, x: torch.Tensor, are_powers: bool) -> torch.Tensor:
+        x, found, width = x.contiguous(), x.new_empty(x.shape), x.shape[-1]
+        self._by_block("shares", _SHARES(*_addresses(x, found), width, are_powers), x.numel() // width, width)
         return found
 
-    def halves(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """As `plain.product`, of at least one input."""
+    def product(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         (rows, inputs), outputs = x.shape, len(weights)
-        assert all(each.dtype == torch.float32 and each.is_contiguous() for each in (x, weights))
-        assert weights.shape == (outputs, inputs)
-        assert inputs, "the source reads the first"
-        found = x.new_empty((rows, outputs))
-        given = _Halves(x.data_ptr(), weights.data_ptr(), found.data_ptr(), inputs, outputs)
+        if inputs > WIDTH_MAX:
+            return plain.product(x, weights)
+        x, weights, found = x.contiguous(), weights.contiguous(), x.new_empty((rows, outputs))
+        given = _HALVES(*_addresses(x, weights, found), inputs, outputs)
         self._by_block("halves", given, rows * outputs, inputs)
         return found
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        """As `compiled.Library.turned`."""
-        _, heads, rows, width = x.shape
-        for each in (cosine, sine):
-            assert each.dtype == x.dtype, "the source reads both alike"
-            assert each.is_contiguous()
-            assert each.shape == (1, rows, cosine.shape[-1])
-        found = x.new_empty((1, rows, heads, width))
-        where = x.data_ptr(), cosine.data_ptr(), sine.data_ptr(), found.data_ptr()
-        _, between_heads, between_rows, _ = x.stride()
+        (rows, heads, width), (between_rows, between_heads, between) = x.shape, x.stride()
+        if between != 1:
+            return plain.turned(x, cosine, sine)
+        assert all(each.is_contiguous() for each in (cosine, sine)), "the source reads them so"
+        found = x.new_empty(x.shape)
         shape = rows, heads, width, cosine.shape[-1], between_rows, between_heads
-        self._for_all("turn", TurnFields(*where, *shape, kind_of(x.dtype)), x.numel())
-        return found.transpose(1, 2)
+        given = TurnFields(*_addresses(x, cosine, sine, found), *shape, kind_of(x.dtype))
+        self._for_all("turn", given, x.numel())
+        return found
 
-    def store(
-        self,
-        places: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        to_keys: torch.Tensor,
-        to_values: torch.Tensor,
-        steps: None = None,
-    ) -> None:
-        """As `plain.store` of what is not held as levels; rows and heads of `keys` and `values` may be
-        however far apart."""
-        assert steps is None, "the source has no levels"
-        kv_heads, rows, width = keys.shape
-        _, slots, value_width = to_values.shape
+    def store(self, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: Held) -> None:
+        to_keys, to_values, steps = held
+        if steps is not None or keys.stride(2) != 1 or values.stride(2) != 1:
+            plain.store(places, keys, values, held)
+            return
+        (kv_heads, rows, width), (_, slots, value_width) = keys.shape, to_values.shape
         (key_heads, key_rows, _), (value_heads, value_rows, _) = keys.stride(), values.stride()
-        where = (each.data_ptr() for each in (keys, values, places, to_keys, to_values))
+        where = _addresses(keys, values, places, to_keys, to_values, None, None)
         shape = rows, kv_heads, width, value_width, slots
         between = key_rows, key_heads, value_rows, value_heads
-        given = _Stored(*where, *shape, *between, kind_of(keys.dtype), kind_of(to_keys.dtype))
+        given = StoredFields(*where, *shape, *between, kind_of(keys.dtype), kind_of(to_keys.dtype))
         self._for_all("store", given, keys.numel())
 
     def attention(
         self,
         queries: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
+        held: Held,
         paths: torch.Tensor,
         scale: float,
-        cap: float | None,
-        sinks: torch.Tensor | None,
+        cap: float = 0.0,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """As `plain.attention`, of queries of any dtype, in which the result is, and of at most
-        `POSITIONS_MAX`; `paths` are contiguous."""
-        rows, heads, width = queries.shape
-        found, positions = torch.empty_like(queries), paths.shape[1]
-        blocks = -(-positions // BLOCK)
-        assert positions <= POSITIONS_MAX, "a block has no more room"
-        assert all(each.is_contiguous() for each in (queries, keys, values, paths))
-        assert (len(paths), paths.dtype, heads % len(keys)) == (rows, torch.int64, 0)
+        (keys, values, steps), positions = held, paths.shape[1]
+        if steps is not None or positions > POSITIONS_MAX:
+            return plain.attention(queries, held, paths, scale, cap, sinks)
+        assert all(each.is_contiguous() for each in (keys, values, paths)), "the source reads them so"
+        queries, found = queries.contiguous(), queries.new_empty(queries.shape)
+        (rows, heads, width), blocks = queries.shape, -(-positions // BLOCK)
         most = max(1, min(rows, SCORES_MAX // max(1, heads * positions)))
         scratch = (most, heads, positions), (most, heads), (most, heads, blocks, width)
         shares, weights, sums = (queries.new_empty(shape, dtype=torch.float32) for shape in scratch)
         for first in range(0, rows, most):
-            own, parts = paths[first : first + most], queries[first : first + most]
+            own, parts, to = (each[first : first + most] for each in (paths, queries, found))
             count = len(own)
-            given = _Attention(
-                queries=parts.data_ptr(),
-                keys=keys.data_ptr(),
-                values=values.data_ptr(),
-                paths=own.data_ptr(),
-                sinks=None if sinks is None else sinks.data_ptr(),
-                shares=shares.data_ptr(),
-                weights=weights.data_ptr(),
-                sums=sums.data_ptr(),
-                found=found[first : first + most].data_ptr(),
-                rows=count,
-                heads=heads,
-                kv_heads=len(keys),
-                width=width,
-                value_width=values.shape[2],
-                slots=values.shape[1],
-                positions=positions,
-                scale=scale,
-                cap=cap or 0.0,
-                cap_inverse=1 / cap if cap else 0.0,
-                kind=kind_of(queries.dtype),
-                cache_kind=kind_of(keys.dtype),
+            given = _ATTENTION(
+                *_addresses(parts, keys, values, own, sinks, shares, weights, sums, to),
+                *(count, heads, len(keys), width, values.shape[2], values.shape[1], positions),
+                *(kind_of(queries.dtype), kind_of(keys.dtype), scale, cap, 1 / cap if cap else 0.0),
             )
             self._for_all("scores", given, count * heads * positions)
-            self._kernels.start("weigh", given, count * heads, max(THREADS, blocks))
+            self._start("weigh", given, count * heads, max(THREADS, blocks))
             self._for_all("sums", given, count * heads * blocks * width)
             self._for_all("values", given, count * heads * width)
         return found
 
     def _for_all(self, name: str, given: ctypes.Structure, count: int) -> None:
         if count:
-            self._kernels.start(name, given, min(BLOCKS_MAX, -(-count // THREADS)), 0)
+            self._start(name, given, min(BLOCKS_MAX, -(-count // THREADS)), 0)
 
     def _by_block(self, name: str, given: ctypes.Structure, blocks: int, width: int) -> None:
         """With room for half of the power of two that `width` is filled up to, and one number a thread."""
-        assert width <= WIDTH_MAX, "a block has no more room"
         if blocks:
-            self._kernels.start(name, given, blocks, max(THREADS, (1 << max(0, width - 1).bit_length()) // 2))
+            self._start(name, given, blocks, max(THREADS, (1 << max(0, width - 1).bit_length()) // 2))
 
 
-_LAUNCH: tuple[Any, ...] = (
-    *(ctypes.c_void_p, *[ctypes.c_uint] * 7),
-    *(ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p),
-)
-"""A function, three sizes of a grid and three of a block, room, a stream, arguments, and more of them."""
+def _addresses(*tensors: torch.Tensor | None) -> list[int | None]:
+    return [None if each is None else each.data_ptr() for each in tensors]
 
 
-class CudaModule:
-    """The kernels of the source, built for a GPU and loaded there; raises `OSError` where that cannot be
-    done."""
+class _Module:
+    """The kernels of the source, built for a GPU and loaded there."""
 
     def __init__(self, device: torch.device, capability: tuple[int, int]) -> None:
         self._index = device.index or 0
         self._driver = ctypes.CDLL("libcuda.so.1")
-        torch.zeros(1, device=device)  # so that torch's context is there, which is the driver's, too
-        code = _compiled(_nvrtc(), capability)
-        module, self._functions = ctypes.c_void_p(), {name: ctypes.c_void_p() for name in NAMES}
-        before = torch._C._cuda_exchangeDevice(self._index)
-        try:
-            status = self._driver.cuModuleLoadData(ctypes.byref(module), code)
-            for name, function in self._functions.items():
-                asked = ctypes.byref(function), module, f"flowspec_{name}".encode()
-                status = status or self._driver.cuModuleGetFunction(*asked)
-        finally:
-            torch._C._cuda_exchangeDevice(before)
-        if status:
-            raise OSError(f"CUDA's driver does not load it: {self._said(status)}")
-        self._driver.cuLaunchKernel.argtypes = _LAUNCH
+        code, module = _compiled(capability), ctypes.c_void_p()
+        self._call("loading", self._driver.cuModuleLoadData, ctypes.byref(module), code)
+        self._functions = {name: ctypes.c_void_p() for name in NAMES}
+        for name, function in self._functions.items():
+            asked = ctypes.byref(function), module, f"flowspec_{name}".encode()
+            self._call(name, self._driver.cuModuleGetFunction, *asked)
 
     def start(self, name: str, given: ctypes.Structure, blocks: int, room: int) -> None:
         """In the order in which torch starts its own."""
-        stream = torch._C._cuda_getCurrentRawStream(self._index)
+        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._index))
         arguments = (ctypes.c_void_p * 1)(ctypes.addressof(given))
-        shape = blocks, 1, 1, THREADS, 1, 1, 4 * room
-        before = torch._C._cuda_exchangeDevice(self._index)  # the driver starts it in this thread's context
+        shape = blocks, 1, 1, THREADS, 1, 1, 4 * room  # of the grid and of a block, and the room
+        self._call(name, self._driver.cuLaunchKernel, self._functions[name], *shape, stream, arguments, None)
+
+    def _call(self, what: str, function: Any, *given: Any) -> None:
+        """A function of CUDA's driver, which does it in this thread's context. Raises `RuntimeError` in the
+        words in which torch does."""
+        before = torch._C._cuda_exchangeDevice(self._index)
         try:
-            status = self._driver.cuLaunchKernel(self._functions[name], *shape, stream, arguments, None)
+            status = function(*given)
         finally:
             torch._C._cuda_exchangeDevice(before)
         if status:
-            raise RuntimeError(f"CUDA error: {self._said(status)} (at {name})")
-
-    def _said(self, status: int) -> str:
-        """What the driver says of an error, in the words in which torch tells it, too."""
-        text = ctypes.c_char_p()
-        self._driver.cuGetErrorString(status, ctypes.byref(text))
-        return (text.value or f"error {status}".encode()).decode("utf-8", "replace")
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorString(status, ctypes.byref(text))
+            said = (text.value or f"error {status}".encode()).decode("utf-8", "replace")
+            raise RuntimeError(f"CUDA error: {said} (at {what})")
 
 
 @functools.cache
+def library_of(device: torch.device, capability: tuple[int, int]) -> CudaLibrary:
+    """For a GPU; built once. Raises `OSError` where that cannot be done."""
+    torch.zeros(1, device=device)  # so that torch's context is there, which is the driver's, too
+    try:
+        return CudaLibrary(_Module(device, capability).start)
+    except RuntimeError as error:
+        raise OSError(f"CUDA's driver does not load it: {error}") from error
+
+
+def _compiled(capability: tuple[int, int]) -> bytes:
+    """The source for such a GPU."""
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
+    source, name = SOURCE.read_bytes(), SOURCE.name.encode()
+    words = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode(), *map(str.encode, FLAGS)]
+    done = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None)
+    done = done or nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
+    try:
+        if done:
+            said = _text(nvrtc, "ProgramLog", program).decode("utf-8", "replace").strip("\0 \n").splitlines()
+            raise OSError(f"NVRTC ended with {done}" + "".join(f": {line}" for line in said[:1]))
+        return _text(nvrtc, "CUBIN", program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
 def _nvrtc() -> ctypes.CDLL:
     major = (torch.version.cuda or "").split(".")[0]
     for name in (f"libnvrtc.so.{major}", "libnvrtc.so"):
@@ -299,40 +248,9 @@ def _nvrtc() -> ctypes.CDLL:
     raise OSError(f"libnvrtc.so.{major} is not there")
 
 
-def _compiled(nvrtc: ctypes.CDLL, capability: tuple[int, int]) -> bytes:
-    """The source for such a GPU."""
-    program, source = ctypes.c_void_p(), SOURCE.read_bytes()
-    made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, SOURCE.name.encode(), 0, None, None)
-    words = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode(), *map(str.encode, FLAGS)]
-    done = made or nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
-    try:
-        if done:
-            said = _text(nvrtc, "ProgramLog", program).decode("utf-8", "replace").strip("\0 \n").splitlines()
-            raise OSError(f"NVRTC ended with {done}" + "".join(f": {line}" for line in said[:1]))
-        return _text(nvrtc, "CUBIN", program)
-    finally:
-        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-
-
 def _text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
     size = ctypes.c_size_t()
     getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
     room = ctypes.create_string_buffer(size.value)
     getattr(nvrtc, f"nvrtcGet{what}")(program, room)
     return room.raw
-
-
-_allowed: dict[int, CudaLibrary] = {}
-
-
-def allow(device: torch.device, library: CudaLibrary | None) -> None:
-    """From now on this process uses these kernels on that GPU; with None the definitions."""
-    if library is None:
-        _allowed.pop(device.index or 0, None)
-    else:
-        _allowed[device.index or 0] = library
-
-
-def library(device: torch.device) -> CudaLibrary | None:
-    """What may be used on a device in this process: nothing where that is no GPU."""
-    return _allowed.get(device.index or 0) if device.type == "cuda" else None
