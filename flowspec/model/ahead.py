@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Generic, TypeVar
 
 KeyT = TypeVar("KeyT", bound=Hashable)
@@ -31,9 +30,7 @@ class Ahead(Generic[KeyT, T]):
             self._pending = {key: self._thread.submit(compute) for key, compute in self._wanted.items()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Raises what the thread met, unless something is raised already."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)

@@ -173,13 +173,13 @@ class ModelFiles:
         """As `path`, but None when the model has no such file; a GGUF file has no others beside it."""
         if self._hub_gguf or self._local_gguf is not None:
             return None
-        if self.folder is not None:
-            path = self.folder / name
-            if not path.is_file():
-                return None
-            check_inside(path, self.folder)
-            return path
-        return hub_file(self.model, name, may_fetch=self._may_fetch)
+        if self.folder is None:
+            return hub_file(self.model, name, may_fetch=self._may_fetch)
+        path = self.folder / name
+        if not path.is_file():
+            return None
+        check_inside(path, self.folder)
+        return path
 
     @property
     def has_tokenizer(self) -> bool:
@@ -252,15 +252,14 @@ class ModelFiles:
 
     def file_map(self) -> dict[str, str]:
         """Tensor name -> file name, by the names that safetensors files have."""
-        index = self.find("model.safetensors.index.json")
-        if index is None:
-            if self.find("model.safetensors") is None:
+        if (index := self.find("model.safetensors.index.json")) is None:
+            if (whole := self.find("model.safetensors")) is None:
                 raise InputError(
                     f"model {self.model!r} has no model.safetensors (or model.safetensors.index.json); other "
                     "formats are not loaded: a .bin or .pt "
                     "file is a pickle, which may run code (docs/security.md tells how to convert one)"
                 )
-            return dict.fromkeys(read_header(self.path("model.safetensors")), "model.safetensors")
+            return dict.fromkeys(read_header(whole), whole.name)
         shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict) or not all(
             isinstance(file, str) and Path(file).name == file for file in shards.values()

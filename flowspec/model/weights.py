@@ -1,9 +1,8 @@
 """Which tensors of a checkpoint make up a slice's parameters, and reading just those, one by one, each to its
 place.
 
-A parameter is one tensor, or several that are joined in it (a mixture's experts, which checkpoints hold
-apart). It is allocated once and filled in place from the memory-mapped files, so a device never holds its
-slice twice.
+A parameter is one tensor, or several that are joined in it (a mixture's experts). It is allocated once and
+filled in place from the memory-mapped files, so a device never holds its slice twice.
 """
 
 from __future__ import annotations
