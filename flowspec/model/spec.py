@@ -167,7 +167,7 @@ def _mixer(config: Any, kind: str) -> Convolution | DeltaRule | None:
 def _mixture(config: Any, family: Family, layer: int) -> Mixture | None:
     every, first = _known(config, "decoder_sparse_step") or 1, _known(config, "first_k_dense_replace")
     is_dense = layer < first or (layer + 1) % every or layer in (_known(config, "mlp_only_layers") or ())
-    if is_dense or not experts_of(config):
+    if is_dense or not family.stacked or not experts_of(config):
         return None
     is_parallel = bool(_field(config, "enable_moe_block"))
     neurons = _known(config, "moe_intermediate_size")
