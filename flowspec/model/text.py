@@ -18,7 +18,7 @@ from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
 from flowspec.model.chat_template import HiddenTokens, Rendered, bounded_time, names_in, without_cuts
-from flowspec.model.damage import advice_for_json, check_inside, read_json
+from flowspec.model.damage import advice_for_json, check_inside, read_head, read_json
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.imports import IMPORTING
@@ -373,9 +373,8 @@ def _load(files: ModelFiles) -> Any:
             from flowspec.model.gguf.tokenizer import load
 
             return load(files.gguf_file)
-        with tempfile.TemporaryDirectory() as room:
-            _copy(paths, Path(room))
-            return PreTrainedTokenizerFast.from_pretrained(room, local_files_only=True)
+        with _plain_folder(paths) as folder:
+            return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
@@ -384,22 +383,29 @@ def _load(files: ModelFiles) -> Any:
         raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
 
 
-def _copy(paths: Sequence[Path], room: Path) -> None:
-    """Copies files of a tokenizer, and chat templates beside them, to where transformers reads nothing else,
-    without byte order marks, which it stumbles over. Raises `InputError` for a link out of the folder, and
+@contextlib.contextmanager
+def _plain_folder(paths: Sequence[Path]) -> Iterator[Path]:
+    """That of a tokenizer's files, and chat templates beside them; where some begin with a byte order mark,
+    which transformers stumbles over, a copy without. Raises `InputError` for a link out of the folder, and
     for a file so large that reading it, which takes a hundred times its size, could take all memory."""
     folder = paths[0].parent
-    for path in (*paths, *folder.glob("additional_chat_templates/*.jinja")):
-        size = path.stat().st_size
-        if size > limits.JSON_BYTES_MAX:
-            most = limits.JSON_BYTES_MAX >> 20
-            raise InputError(f"{path}: expected at most {most} MiB, got {-(-size >> 20)}")
+    paths = (*paths, *folder.glob("additional_chat_templates/*.jinja"))
+    for path in paths:
+        size, most = path.stat().st_size, limits.JSON_BYTES_MAX
+        if size > most:
+            raise InputError(f"{path}: expected at most {most >> 20} MiB, got {-(-size >> 20)}")
         check_inside(path, folder)
         if path.name == "tokenizer_config.json" and "fast_tokenizer_files" in read_json(path):
             raise InputError(f"{path}: fast_tokenizer_files: expected none, since tokenizer.json is read")
-        copy = room / path.relative_to(folder)
-        copy.parent.mkdir(exist_ok=True)
-        copy.write_bytes(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+    if not any(read_head(path).startswith(codecs.BOM_UTF8) for path in paths):
+        yield folder
+        return
+    with tempfile.TemporaryDirectory() as room:
+        for path in paths:
+            copy = Path(room, path.relative_to(folder))
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes().removeprefix(codecs.BOM_UTF8))
+        yield Path(room)
 
 
 def _hide_in(

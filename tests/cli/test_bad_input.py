@@ -146,7 +146,7 @@ def test_a_prompt_that_is_not_utf8_is_refused(prompt: tuple[bytes, ...], stdin: 
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        ("hi --model small", "cannot read the config.json of"),
+        ("hi --model small", "'rms_norm_eps': expected a number above 0"),
         ("--prompt-token-ids 1,4096", "prompt token ids: expected 0 to 4095, got 4096"),
         ("hi --context 1025", "--context: expected 2 to 1024, the model's limit, got 1025"),
         ("--prompts long.txt --json --context 64 --parallel 2", "but the context holds 64"),

@@ -57,8 +57,10 @@ def build(level: Level = (), tell: Callable[[float], None] = lambda share: None)
         return _built(level or next(levels()), tell)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        text = "FlowSpec computes with kernels that it compiles once, and cannot here"
-        raise InputError(f"{text}: {where}{error.strerror or error}") from error
+        raise InputError(
+            "FlowSpec computes with kernels that it compiles once, and cannot here: "
+            f"{where}{error.strerror or error}"
+        ) from error
 
 
 def _built(level: Level, tell: Callable[[float], None]) -> Path:
