@@ -32,12 +32,12 @@ class PlainModel(Reference):
             return self._answers[key]
         sampler = Sampler(sampling, int(self.model.config.get_text_config().vocab_size))
         tokens: list[int] = []
-        fed, cache, cache_called = list(prompt), None, cache_name(self.model)
+        fed, cache, called = list(prompt), None, cache_name(self.model)
         while len(tokens) < new_tokens_max and not (tokens and tokens[-1] in stop_ids):
             out = self.model(
-                input_ids=torch.tensor([fed]), use_cache=True, logits_to_keep=1, **{cache_called: cache}
+                input_ids=torch.tensor([fed]), use_cache=True, logits_to_keep=1, **{called: cache}
             )
-            cache = out[cache_called]
+            cache = out[called]
             text = TextBefore(np.array([*prompt, *tokens], dtype=np.int64), len(prompt))
             tokens.append(sampler.draw(out.logits[0, -1].numpy(), len(prompt) + len(tokens), text))
             fed = tokens[-1:]
