@@ -27,16 +27,14 @@ class PlainModel(Reference):
         self, prompt: tuple[int, ...], sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
     ) -> list[int]:
         """The new tokens, the stop token included if there is one."""
-        key = (prompt, sampling, new_tokens_max, stop_ids)
-        if key in self._answers:
+        if (key := (prompt, sampling, new_tokens_max, stop_ids)) in self._answers:
             return self._answers[key]
         sampler = Sampler(sampling, int(self.model.config.get_text_config().vocab_size))
         tokens: list[int] = []
         fed, cache, called = list(prompt), None, cache_name(self.model)
         while len(tokens) < new_tokens_max and not (tokens and tokens[-1] in stop_ids):
-            out = self.model(
-                input_ids=torch.tensor([fed]), use_cache=True, logits_to_keep=1, **{called: cache}
-            )
+            rows = torch.tensor([fed])
+            out = self.model(input_ids=rows, use_cache=True, logits_to_keep=1, **{called: cache})
             cache = out[called]
             text = TextBefore(np.array([*prompt, *tokens], dtype=np.int64), len(prompt))
             tokens.append(sampler.draw(out.logits[0, -1].numpy(), len(prompt) + len(tokens), text))
