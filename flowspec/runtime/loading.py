@@ -278,9 +278,10 @@ FilesT = TypeVar("FilesT", bound=ModelFiles)
 
 
 def _known(files: FilesT, assign: Assign) -> FilesT:
-    """With the head's word for what the model computes."""
-    if assign.spec is not None:
-        files.spec = assign.spec
+    """With the head's word for what the model computes, so that no config is read here."""
+    if assign.spec is None:
+        raise ClusterError(f"the head did not say what {assign.model!r} computes; expected Assign.spec")
+    files.spec = assign.spec
     return files
 
 

@@ -64,7 +64,9 @@ def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -
 
 
 def whole_model(model: str, fingerprint: str, spec: ModelSpec | None = None) -> Assign:
-    """All layers for one daemon."""
+    """All layers for one daemon, of a model that is there or of this `spec`."""
+    if spec is None and Path(model).is_dir():
+        spec = ModelFiles(model).spec
     return Assign(
         model=model,
         fingerprint=fingerprint,

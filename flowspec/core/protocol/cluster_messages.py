@@ -103,7 +103,7 @@ class Assign:
     With `drafting` the daemon becomes a drafter instead: all layers of a small model, which answers `Expand`
     with `Proposed`.
 
-    `spec` is what the model computes (None: the daemon is to find out by its files).
+    `spec` is what the model computes (None: nothing is loaded, as in simulated worlds).
 
     With `is_beside` an earlier pipeline of the same head holds the daemon and goes on: it makes ready for
     this one beside its work.

@@ -257,16 +257,13 @@ CONFIG = (
 def test_a_head_that_answers_something_else_is_let_go_and_the_daemon_serves_the_next(
     alone: Callable[..., LocalDaemon], model: Model
 ) -> None:
-    daemon = alone()
+    daemon, spec = alone(), ModelFiles(str(model(12))).spec
     junk = Tensor(rows=1, width=3, dtype=BYTES, data=b"abc")
     offer = ModelOffer(config=CONFIG % (8, ""), gguf="", tensor_count=2)
-    mine = CONFIG.replace("llama", "mine") % (8, ', "auto_map": {"AutoConfig": "a.B"}')
     configs = (
         ("[" * 100_000, "expected JSON"),
         (CONFIG % (7, ""), "has 7 layers, the head expects 8"),
         (CONFIG % (10**9, ""), "'num_hidden_layers': expected a number up to 1024"),
-        (CONFIG.replace("llama", "gpt2") % (8, ""), "family 'gpt2'"),
-        (mine, "cannot read the"),
     )
     for answers, wanted in (
         (
@@ -286,7 +283,7 @@ def test_a_head_that_answers_something_else_is_let_go_and_the_daemon_serves_the_
     ):
         with Peer(daemon.address) as control, Peer(daemon.address, "head-weights") as weights:
             control.greet()
-            control.link.send(whole_model("nowhere", "0" * 32))
+            control.link.send(whole_model("nowhere", "0" * 32, spec))
             control.until(AskModel)
             weights.greet()
             for number, (message, tensor) in enumerate(answers):

@@ -151,7 +151,14 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
     count = files.config().num_hidden_layers
     offer, store = offer_of(Path(files.model)), WeightStore(tmp_path / "store")
     assign = replace(
-        ASSIGN, stages=2, end_layer=2, layer_count=count, next_hop="tcp://x:1", next_name="b", dtype="int8"
+        ASSIGN,
+        stages=2,
+        end_layer=2,
+        layer_count=count,
+        next_hop="tcp://x:1",
+        next_name="b",
+        dtype="int8",
+        spec=files.spec,
     )
 
     def start() -> tuple[Array, int]:

@@ -47,7 +47,7 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
     for first, end in ((0, count // 2), (count // 2, count)):
         span = Span(first=first, end=end, count=count)
         channel = Direct(offer)
-        assign = replace(ASSIGN, end_layer=count, layer_count=count)
+        assign = replace(ASSIGN, end_layer=count, layer_count=count, spec=files.spec)
         model = offered_model(assign, span, ask_word(channel), channel, store)
         assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
         weights = slice_weights(files, span, "float32")

@@ -196,7 +196,7 @@ def test_the_files_of_a_slice_are_fetched_once_and_no_others_and_are_checked_by_
     """The head is not asked, for it may not have the weights."""
     monkeypatch.setattr(Offer, "begin", None)
     daemon, right = alone(), (expected(hub.folder), 0)
-    whole = whole_model(MODEL, fingerprint(hub.folder))
+    whole = whole_model(MODEL, fingerprint(hub.folder), ModelFiles(str(hub.folder)).spec)
     with Peer(daemon.address) as control:
         control.greet()
         part = replace(whole, stages=2, end_layer=3, next_hop=daemon.address, next_name="x")
@@ -245,7 +245,7 @@ def test_a_download_ends_with_its_head(alone: Start, hub: FakeHub) -> None:
     hub.may_go.clear()
     with Peer(daemon.address) as control:
         control.greet()
-        whole = whole_model(MODEL, fingerprint(hub.folder))
+        whole = whole_model(MODEL, fingerprint(hub.folder), ModelFiles(str(hub.folder)).spec)
         assert isinstance(control.assign(daemon.address, whole, until="receiving"), Loading)
         deadline_s = time.monotonic() + 30
         while not hub.asked:
