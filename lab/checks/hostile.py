@@ -32,7 +32,6 @@ from safetensors.torch import load_file, save_file
 
 from flowspec import __version__
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
-from flowspec.core.head.events import Submit
 from flowspec.core.protocol.cluster_messages import Assign, Error, Hello, Ping, Ready, Reset, Welcome
 from flowspec.core.protocol.messages import Message, Sampling
 from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList, WeightQuestion
@@ -49,6 +48,7 @@ from lab.checks.intrusion import Attempt
 from lab.command import Parser, run_command
 from lab.fuzz.samples import MESSAGES
 from lab.plain_model import PlainModel
+from tests.runtime.clusters import submit, tokens_of
 
 LAYERS = 8
 PROMPT = tuple(range(5, 45))
@@ -128,10 +128,9 @@ class Site:
         self.folder = folder
         self.draw = random.Random(seed)
         self.context: zmq.Context[Any] = zmq.Context()
-        self.fingerprint = ModelFiles(folder.name).fingerprint()
-        self.expected = PlainModel(ModelFiles(folder.name), "float32").generate(
-            PROMPT, Sampling(), NEW_TOKENS, frozenset()
-        )
+        self.files = ModelFiles(folder.name)
+        self.fingerprint, plain = self.files.fingerprint(), PlainModel(self.files, "float32")
+        self.expected = plain.generate(PROMPT, Sampling(), NEW_TOKENS, frozenset())
 
     def close(self) -> None:
         self.context.destroy(linger=0)
@@ -148,6 +147,7 @@ class Site:
             layer_count=LAYERS,
             dtype="float32",
             context=100,
+            spec=self.files.spec,
         )
 
     def hand_out(self, assign: Assign, offers: Offers) -> Message | None:
@@ -181,16 +181,10 @@ class Site:
             dtype="float32",
             context=100,
             stages=tuple(stages or [own]),
+            spec=self.files.spec,
         )
         with Head(plan) as head:
-            submit = Submit(
-                request=1,
-                prompt=PROMPT,
-                new_tokens_max=NEW_TOKENS,
-                sampling=Sampling(),
-                stop_ids=frozenset(),
-            )
-            return [token for batch in head.submit(submit) for token in batch.tokens]
+            return tokens_of(submit(head, PROMPT, NEW_TOKENS))
 
     def serves(self) -> str:
         """Why it does not serve an honest head as ever; empty if it does."""
@@ -252,7 +246,8 @@ def fewer_layers(site: Site) -> Attempt:
         whole, stages=2, end_layer=2, next_hop=site.daemons[1].address, next_name=site.daemons[1].name
     )
     begun = site.hand_out(first, offer)
-    said = site.hand_out(replace(whole, end_layer=2, layer_count=2), offer)
+    fewer = replace(site.files.spec, layers=site.files.spec.layers[:2])
+    said = site.hand_out(replace(whole, end_layer=2, layer_count=2, spec=fewer), offer)
     offer.close()
     is_right = isinstance(begun, Ready) and isinstance(said, Error)
     return attempt(

@@ -21,9 +21,8 @@ from pathlib import Path
 
 import msgpack
 
-from flowspec.core.head.events import Submit
 from flowspec.core.protocol.cluster_messages import Error, Welcome
-from flowspec.core.protocol.messages import Sampling, Segment, Verified
+from flowspec.core.protocol.messages import Segment, Verified
 from flowspec.errors import ClusterError, FlowSpecError, PeerError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Tokenizer
@@ -35,6 +34,7 @@ from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, mak
 from flowspec.runtime.security.keyring import Keyring
 from lab.checks.wiretap import Recording, Wiretap, messages, replay
 from lab.command import Parser, run_command
+from tests.runtime.clusters import submit, tokens_of
 
 STAGES = 2
 PROMPT = "What is 17 + 25? Think of it as a secret that nobody else may read."
@@ -77,9 +77,13 @@ class Site:
     def plan(self, addresses: Sequence[str]) -> ClusterPlan:
         files = ModelFiles(BUNDLED)
         devices = [Device(name=f"local-{index}", address=address) for index, address in enumerate(addresses)]
-        stages = tuple(split_layers(devices, int(files.raw_config()["num_hidden_layers"]), None))
         return ClusterPlan(
-            model=BUNDLED, fingerprint=files.fingerprint(), dtype="float32", context=256, stages=stages
+            model=BUNDLED,
+            fingerprint=files.fingerprint(),
+            dtype="float32",
+            context=256,
+            stages=tuple(split_layers(devices, len(files.spec.layers), None)),
+            spec=files.spec,
         )
 
     def tapped_answer(self) -> Tapped:
@@ -87,14 +91,7 @@ class Site:
         with contextlib.ExitStack() as stack:
             taps = [stack.enter_context(Wiretap(address)) for address in self.addresses]
             with Head(self.plan([tap.address for tap in taps]), keys=self.keys) as head:
-                submit = Submit(
-                    request=1,
-                    prompt=prompt,
-                    new_tokens_max=NEW_TOKENS,
-                    sampling=Sampling(),
-                    stop_ids=frozenset(),
-                )
-                tokens = tuple(token for batch in head.submit(submit) for token in batch.tokens)
+                tokens = tuple(tokens_of(submit(head, prompt, NEW_TOKENS)))
             recordings = [
                 (address, each)
                 for address, tap in zip(self.addresses, taps, strict=True)

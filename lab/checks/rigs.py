@@ -99,6 +99,7 @@ def cluster_of(files: ModelFiles, dtype: str, devices: Sequence[Device]) -> Open
         context=pick_context(None, context_max(config)),
         stages=tuple(split_layers(devices, config.num_hidden_layers, None)),
         hidden_size=config.hidden_size,
+        spec=files.spec,
     )
     return OpenCluster(files=files, config=config, plan=plan, is_local=True, devices=tuple(devices))
 

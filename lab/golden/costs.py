@@ -203,6 +203,7 @@ def _own_times() -> list[list[float]]:
             dtype=HOP_DTYPE,
             context=2 * HOP_ROWS,
             stages=tuple(split_layers(devices, HOP_STAGES, None)),
+            spec=ModelFiles(folder).spec,
         )
         with Head(plan) as head:
             for number in range(HOP_WARM_UP + HOP_SEGMENTS):
