@@ -12,8 +12,7 @@ import numpy.typing as npt
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
 
 Octets = npt.NDArray[np.uint8]
-Blocks = Octets
-"""`[out, units, bytes of a block]`."""
+"""Of blocks `[out, units, bytes of a block]`."""
 
 
 def levels_of(kind: str, rows: Octets, inputs: int) -> Levels:
@@ -25,7 +24,7 @@ def levels_of(kind: str, rows: Octets, inputs: int) -> Levels:
     return _of_sixteen_inputs(blocks) if form.halves == 2 else _of_eight_groups(form, blocks)
 
 
-def _of_groups(form: Form, blocks: Blocks) -> Levels:
+def _of_groups(form: Form, blocks: Octets) -> Levels:
     """Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q8_0 and MXFP4: a scale, in some a minimum (ggml adds it, a panel's is
     taken off), in some the fifth bit of each level, and levels."""
     if form.has_exponents:
@@ -40,7 +39,7 @@ def _of_groups(form: Form, blocks: Blocks) -> Levels:
     return Levels(scales=_halves(blocks, 0), minimums=minimums, levels=levels)
 
 
-def _of_eight_groups(form: Form, blocks: Blocks) -> Levels:
+def _of_eight_groups(form: Form, blocks: Octets) -> Levels:
     """Q4_K and Q5_K: a scale, a minimum, whole ones of groups, in Q5_K the fifth bit of each level, and
     levels: a group in the low halves of 32 bytes, the next in the high ones."""
     whole_scales, whole_minimums = _six_bits(blocks[..., 4:16])
@@ -58,7 +57,7 @@ def _of_eight_groups(form: Form, blocks: Blocks) -> Levels:
     )
 
 
-def _of_sixteen_inputs(blocks: Blocks) -> Levels:
+def _of_sixteen_inputs(blocks: Octets) -> Levels:
     """Q6_K, of 128 inputs: four bits in 64 bytes, of the first half in the low halves; two bits in 32
     bytes."""
     size = blocks.shape[:2]
@@ -72,17 +71,17 @@ def _of_sixteen_inputs(blocks: Blocks) -> Levels:
     )
 
 
-def _halves(blocks: Blocks, at: int) -> npt.NDArray[np.float16]:
+def _halves(blocks: Octets, at: int) -> npt.NDArray[np.float16]:
     """A float16 of each block, `[out, units]`."""
     return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
 
 
-def _nibbles(blocks: Blocks) -> Octets:
+def _nibbles(blocks: Octets) -> Octets:
     """Levels of four bits of 32 inputs, `[out, groups, 32]`: low halves of 16 bytes, then high ones."""
     return np.concatenate([blocks & 15, blocks >> 4], 2)
 
 
-def _six_bits(twelve: Blocks) -> tuple[Octets, Octets]:
+def _six_bits(twelve: Octets) -> tuple[Octets, Octets]:
     """Scales and minimums of eight groups, each `[out, units, 8]`: the first four in the low bits of eight
     bytes, the others in four bytes' halves and what is above those bits."""
     first, second, third = twelve[..., :4], twelve[..., 4:8], twelve[..., 8:]

@@ -17,18 +17,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gguf.names import LAYER_TABLE
-from flowspec.model.gguf.stated import (
-    COUNT,
-    NEEDED,
-    NUMBER,
-    TEXT,
-    TRUTH,
-    Kind,
-    Stated,
-    count_where,
-    list_of,
-    one_of,
-)
+from flowspec.model.gguf.stated import COUNT, NEEDED, NUMBER, TEXT, TRUTH, Kind, Stated, count_where, list_of
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _SIGMOID = 2
@@ -41,6 +30,7 @@ FACTORS = (_FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight"
 GUESSING = "nextn_predict_layers"
 """The entry that says how many blocks guess the tokens after the next one."""
 _KEY_HEADS, _NEURONS = "attention.head_count_kv", "feed_forward_length"
+_SHARED_NEURONS = "expert_shared_feed_forward_length"
 FIELDS = {
     "context_length": "max_position_embeddings",
     "block_count": "num_hidden_layers",
@@ -109,10 +99,14 @@ def _has_biases(stated: Stated) -> bool:
 
 def _of_layers(stated: Stated, key: str, layers: int, default: Any = NEEDED) -> list[int]:
     """Whole numbers that a file states once, or of each layer."""
-    each = list_of("", layers, lambda value: all(map(COUNT.accepts, value)))
-    words = f"a number for each of {layers} layers"
-    found = stated.take(key, default, Kind(words, lambda value: COUNT.accepts(value) or each.accepts(value)))
-    return found if isinstance(found, list) else [found] * layers
+
+    def each(value: Any) -> list[Any]:
+        return value if isinstance(value, list) else [value] * layers
+
+    def accepts(value: Any) -> bool:
+        return len(each(value)) == layers and all(map(COUNT.accepts, each(value)))
+
+    return each(stated.take(key, default, Kind(f"a number for each of {layers} layers", accepts)))
 
 
 def _width(width: int) -> Kind:
@@ -121,7 +115,8 @@ def _width(width: int) -> Kind:
 
 def _heads(stated: Stated, raw: Raw) -> Raw:
     """How many heads of keys and how wide a head is, and the part of it that turns with the position."""
-    width = stated.take("attention.key_length", raw["hidden_size"] // raw["num_attention_heads"], COUNT)
+    width = max(1, raw["hidden_size"] // raw["num_attention_heads"])
+    width = stated.take("attention.key_length", width, COUNT)
     stated.take("attention.value_length", width, _width(width))
     is_partial = FAMILIES[raw["model_type"]].rotary_is_partial
     turned = stated.take("rope.dimension_count", width, NUMBER if is_partial else _width(width))
@@ -230,7 +225,7 @@ def _guessing(stated: Stated, raw: Raw) -> int:
 
 def _glm4_moe(stated: Stated, raw: Raw) -> Raw:
     guessing = _guessing(stated, raw)
-    stated.take("expert_gating_func", _SIGMOID, one_of([_SIGMOID]))
+    stated.take("expert_gating_func", _SIGMOID, count_where(f"{_SIGMOID} (sigmoid)", _SIGMOID.__eq__))
     return {
         "num_hidden_layers": raw["num_hidden_layers"] - guessing,
         "num_nextn_predict_layers": guessing,
@@ -365,7 +360,7 @@ class _Architecture(NamedTuple):
 
 
 _EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-_EXPERT_NEURONS = {"expert_feed_forward_length": "moe_intermediate_size"}
+_MIXTURE = {**_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"}
 _SLIDING = {"attention.sliding_window": "sliding_window"}
 _STATES = {
     "ssm.conv_kernel": "linear_conv_kernel_dim",
@@ -373,14 +368,11 @@ _STATES = {
     "ssm.group_count": "linear_num_key_heads",
     "ssm.time_step_rank": "linear_num_value_heads",
 }
-_SHARED_NEURONS = {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
 ARCHITECTURES = {
     "llama": _Architecture("llama", more=_llama),
     "qwen2": _Architecture("qwen2"),
     "qwen3": _Architecture("qwen3"),
-    "qwen3moe": _Architecture(
-        "qwen3_moe", _EXPERTS | _EXPERT_NEURONS, lambda stated, raw: {"norm_topk_prob": True}
-    ),
+    "qwen3moe": _Architecture("qwen3_moe", _MIXTURE, lambda stated, raw: {"norm_topk_prob": True}),
     "gemma2": _Architecture("gemma2", _SLIDING, _gemma),
     "gemma3": _Architecture("gemma3_text", _SLIDING, _gemma),
     "gemma4": _Architecture("gemma4_text", {_NEURONS: ""}),
@@ -393,12 +385,7 @@ ARCHITECTURES = {
     "olmoe": _Architecture("olmoe", _EXPERTS, lambda stated, raw: {"norm_topk_prob": False}),
     "glm4moe": _Architecture(
         "glm4_moe",
-        {
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_shared_count": "n_shared_experts",
-            **_EXPERT_NEURONS,
-        },
+        {**_MIXTURE, "expert_count": "n_routed_experts", "expert_shared_count": "n_shared_experts"},
         _glm4_moe,
     ),
     "lfm2": _Architecture(  # the width of the feed-forward networks is what they have
@@ -407,12 +394,12 @@ ARCHITECTURES = {
         lambda stated, raw: {"norm_eps": raw["rms_norm_eps"], "block_auto_adjust_ff_dim": False},
     ),
     "gpt-oss": _Architecture(
-        "gpt_oss", _SLIDING | _EXPERTS | {"expert_count": "num_local_experts"}, _gpt_oss
+        "gpt_oss", {**_SLIDING, **_EXPERTS, "expert_count": "num_local_experts"}, _gpt_oss
     ),
     "qwen35": _Architecture("qwen3_5_text", _STATES, _qwen35),
     "qwen35moe": _Architecture(
         "qwen3_5_moe_text",
-        {**_STATES, **_EXPERTS, **_EXPERT_NEURONS, **_SHARED_NEURONS, _NEURONS: ""},
+        {**_STATES, **_MIXTURE, _NEURONS: "", _SHARED_NEURONS: "shared_expert_intermediate_size"},
         _qwen35,
     ),
 }

@@ -21,7 +21,6 @@ NUMBER = Kind("a number other than 0", lambda value: type(value) in (int, float)
 COUNT = Kind("a whole number above 0", lambda value: type(value) is int and value > 0)
 TEXT = Kind("a text", lambda value: type(value) is str)
 TRUTH = Kind("true or false", lambda value: type(value) is bool)
-LIST = Kind("a list of numbers", lambda value: type(value) is list)
 TEXTS = Kind("a list of texts", lambda value: type(value) is GgufTexts)
 NEEDED: Any = object()
 """As a default: the entry must be there."""

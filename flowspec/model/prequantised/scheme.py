@@ -28,7 +28,6 @@ TENSORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     FOURS: ("weight_packed", ("weight_scale",)),
 }
 """Of each layout: the tensor that holds the levels, and those that may stand beside it."""
-WORD_BITS = 32
 Given = Mapping[str, Any]
 
 
@@ -53,7 +52,7 @@ class Scheme:
     @property
     def numbers_of_a_word(self) -> int:
         """How many numbers an entry of a packed tensor holds."""
-        return 2 if self.layout == FOURS else WORD_BITS // self.bits
+        return 2 if self.layout == FOURS else 32 // self.bits
 
     @property
     def is_rounded_anew(self) -> bool:
