@@ -246,6 +246,7 @@ PIECES = {
     "deepseek-v3": _LLAMA3.replace(" | |123", "  |123").replace("b| 中", "b| |中"),
     **dict.fromkeys(("a.x-4.0", "gpt-2", "mellum", "olmo", "trillion"), _GPT2),
     **dict.fromkeys(("minerva-7b", "refact", "smollm", "starcoder"), _DIGITS_GPT2),
+    "viking": "I'LL| it's| | |1|2|3|4|5| |½|x| | GrößeNeu|.\r\n\n | <=>/a-b| 中文ひら|\t|ok|  ",
 }
 OF_EACH_WAY = list({pieces: name for name, pieces in PIECES.items()}.values())
 LETTERS = [chr(code) for code in (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x144))]

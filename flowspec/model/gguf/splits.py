@@ -62,5 +62,6 @@ SPLITS = {
     "deepseek-v3": Split(_DEEPSEEK3),
     **dict.fromkeys(("a.x-4.0", "gpt-2", "mellum", "olmo", "trillion"), Split((_GPT2,))),
     **dict.fromkeys(("minerva-7b", "refact", "smollm", "starcoder"), Split((_DIGIT, _GPT2))),
+    "viking": Split((" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+", _DIGIT)),
 }
 """Those of models whose architecture we read. llama.cpp's `default` is a guess, which it warns of."""
