@@ -190,7 +190,7 @@ def with_infinite_scale(tensors: Tensors) -> None:
 
 
 OF_GPTQ = [
-    (lambda tensors: tensors.pop(STEM + "qzeros"), f"has no {STEM}qzeros"),
+    (lambda tensors: tensors.pop(STEM + "qzeros"), f"has no tensor {STEM}qzeros"),
     (lambda tensors: tensors.pop(STEM + "qweight"), f"has no tensor {STEM}weight"),
     (changed(STEM + "scales", lambda old: old[:-1]), f"tensor {STEM}scales of"),
     (changed(STEM + "qweight", lambda old: old[:-1]), f"tensor {STEM}weight of"),

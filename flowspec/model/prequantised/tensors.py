@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +23,12 @@ from flowspec.model.prequantised.scheme import AWQ, FLOATS, FOURS, GPTQ, PACKED,
 from flowspec.model.safetensors_file import FLOATS8, floats8
 from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 
-WEIGHT = ".weight"
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word are of, the lowest bits first."""
 HALVES = np.array(LEVELS_FLOAT, np.int16)
 """What floats of 4 bits are, in halves."""
-NEGATIVE_ZERO = 8
-"""The float of 4 bits that is 0 like another."""
-Whole = npt.NDArray[np.int16]
 Portion = tuple[Numbers, F32]
-"""Numbers, most often whole ones, `[outputs, in]` and float32 scales, `[outputs, groups]`, of some
-outputs."""
+"""Of some outputs: numbers, most often whole, `[outputs, in]`, and float32 scales `[outputs, groups]`."""
 
 
 class PrequantisedTensors(Tensors):
@@ -44,15 +40,15 @@ class PrequantisedTensors(Tensors):
         self._raw = raw
         main, beside = TENSORS[scheme.layout]
         own = set(raw)
-        self._files: dict[str, dict[str, str]] = {}
-        """Of each name the tensors of the checkpoint by the ends of their names, that of the levels first."""
+        self._files: dict[str, tuple[str, ...]] = {}
+        """Of each name the tensors of the checkpoint, of which that of the levels is the first."""
         for name in sorted(own):
             stem, _, leaf = name.rpartition(".")
-            around = {other: each for other in beside if (each := f"{stem}.{other}") in own}
+            around = [each for other in beside if (each := f"{stem}.{other}") in own]
             if leaf == main and around:
-                self._files[stem + WEIGHT] = {leaf: name, **around}
+                self._files[f"{stem}.weight"] = (name, *around)
             elif leaf not in beside:
-                self._files.setdefault(name, {leaf: name})
+                self._files.setdefault(name, (name,))
 
     def __contains__(self, name: str) -> bool:
         return name in self._files
@@ -61,16 +57,16 @@ class PrequantisedTensors(Tensors):
         return iter(self._files)
 
     def files_of(self, name: str) -> tuple[str, ...]:
-        own = self._files[name].values() if name in self._files else (name,)
+        own = self._files.get(name, (name,))
         return tuple(file for each in own for file in self._raw.files_of(each))
 
     def shape(self, name: str) -> tuple[int, ...]:
         if not self._is_quantised(name):
             return self._raw.shape(name)
-        main, each = next(iter(self._files[name].values())), self._scheme.numbers_of_a_word
+        main, each = self._files[name][0], self._scheme.numbers_of_a_word
         shape = self._raw.shape(main)
         if len(shape) != 2:
-            raise InputError(f"{main} of {self.model!r}: expected a matrix, got the shape {list(shape)}")
+            self._refuse(main, f"has the shape {list(shape)}; expected a matrix")
         rows, columns = shape
         packed = rows, columns * each
         by_layout = {GPTQ: (columns, rows * each), AWQ: (columns * each, rows), PACKED: packed, FOURS: packed}
@@ -82,13 +78,10 @@ class PrequantisedTensors(Tensors):
             made = np.empty(shape, np.float32)
             self.copy_into(name, made)
             return made
-        found = self._raw.load(name, shape)
         if kind := self._raw.level_type(name):
-            raise InputError(
-                f"{name} of {self.model!r} holds levels ({kind}), but the checkpoint has no "
-                f"{' or '.join(TENSORS[self._scheme.layout][1])} for it"
-            )
-        return found
+            scales = " or ".join(TENSORS[self._scheme.layout][1])
+            self._refuse(name, f"holds levels ({kind}), but the checkpoint has no {scales} for it")
+        return self._raw.load(name, shape)
 
     @np.errstate(all="ignore")  # what is no number shows by itself
     def rows(self, name: str, first: int, end: int) -> Numbers:
@@ -115,19 +108,22 @@ class PrequantisedTensors(Tensors):
             codes, exponents = self._fours(name, slice(first, end))
             return Levels(levels=codes.reshape(len(codes), -1, GROUP), scales=exponents)
         whole, scales = self._portion(name, first, end)
-        least, most = whole.min(), whole.max()
-        if least < -form.offset or most >= (1 << form.bits) - form.offset:
-            raise InputError(
-                f"{name} of {self.model!r} has levels from {int(least)} to {int(most)}, of which its config "
-                f"(symmetric, bits) does not tell: expected {-form.offset} to "
-                f"{(1 << form.bits) - form.offset - 1}"
+        least, most, end_level = int(whole.min()), int(whole.max()), (1 << form.bits) - form.offset
+        if least < -form.offset or most >= end_level:
+            self._refuse(
+                name,
+                f"has levels from {least} to {most}, of which its config (symmetric, bits) does not tell: "
+                f"expected {-form.offset} to {end_level - 1}",
             )
         levels = fill_up((whole + form.offset).astype(np.uint8), GROUP, form.offset)
         levels = levels.reshape(len(whole), -1, GROUP)
         each = np.repeat(narrowed(scales, "float16"), levels.shape[1] // scales.shape[1], 1)
         if not np.isfinite(each).all():
-            raise InputError(f"{name} of {self.model!r} has a scale that no weight has: {scales.max():g}")
+            self._refuse(name, f"has a scale that no weight has: {scales.max():g}")
         return Levels(levels=levels, scales=each)
+
+    def _refuse(self, tensor: str, problem: str) -> NoReturn:
+        raise InputError(f"{tensor} of {self.model!r} {problem}")
 
     def _is_quantised(self, name: str) -> bool:
         return len(self._files.get(name, ())) > 1
@@ -146,14 +142,12 @@ class PrequantisedTensors(Tensors):
         """In how many groups a matrix's inputs are."""
         inputs, size = self.shape(name)[1], self._scheme.group
         if size and inputs % size:
-            raise InputError(f"{name} of {self.model!r} has {inputs} inputs, which are no groups of {size}")
+            self._refuse(name, f"has {inputs} inputs, which are no groups of {size}")
         return inputs // size if size else 1
 
     def _tensor(self, name: str, leaf: str, shape: tuple[int, ...]) -> Numbers:
         """One of a matrix's tensors by the end of its name."""
-        if leaf not in self._files[name]:
-            raise InputError(f"model {self.model!r} has no {name.removesuffix(WEIGHT)}.{leaf}")
-        return self._raw.load(self._files[name][leaf], shape)
+        return self._raw.load(name.removesuffix("weight") + leaf, shape)
 
     def _whole_numbers(self, name: str, some: slice) -> Portion:
         """A matrix has a column for each output in GPTQ, for eight of them in AWQ, and a row in
@@ -172,7 +166,7 @@ class PrequantisedTensors(Tensors):
         elif scheme.layout == PACKED:
             whole = _of_words(load("weight_packed", (outputs, inputs // each))[some], bits)
             if tuple(load("weight_shape", (2,)).tolist()) != (outputs, inputs):
-                raise InputError(f"model {self.model!r}: expected the weight_shape {[outputs, inputs]}")
+                self._refuse(name, f"has another weight_shape; expected {[outputs, inputs]}")
             if scheme.is_symmetric:
                 whole -= np.int16(1 << bits - 1)
             else:
@@ -185,7 +179,7 @@ class PrequantisedTensors(Tensors):
         if scheme.layout in (AWQ, GPTQ):
             scales = widened(load("scales", (groups, outputs))[:, some].T)
         else:
-            scales = self._scales(name, "weight_scale", groups, some)
+            scales = self._scales(name, f"{name}_scale", groups, some)
         places = self._places(name, groups)
         if zeros is not None:
             whole -= zeros[:, places]
@@ -195,52 +189,45 @@ class PrequantisedTensors(Tensors):
         """The group of each input; raises `InputError` for a tensor that says otherwise than the config."""
         inputs = self.shape(name)[1]
         in_order = np.arange(inputs) // (inputs // groups)
-        leaf = next((leaf for leaf in self._files[name] if leaf.endswith("g_idx")), "")
-        if not leaf:
+        tensor = next((each for each in self._files[name] if each.endswith("g_idx")), "")
+        if not tensor:
             return in_order
-        found = self._tensor(name, leaf, (inputs,)).astype(np.int64)
+        found = self._raw.load(tensor, (inputs,)).astype(np.int64)
         if not ((found >= 0) & (found < groups)).all():
-            raise InputError(f"{leaf} of {self.model!r}: expected groups from 0 to {groups - 1}")
+            self._refuse(tensor, f"has other groups; expected those from 0 to {groups - 1}")
         if not self._scheme.has_order and not np.array_equal(found, in_order):
-            raise InputError(
-                f"{leaf} of {self.model!r} has groups in no order, of which its config (desc_act, actorder) "
-                "does not tell"
-            )
+            self._refuse(tensor, "has groups in no order; its config (desc_act, actorder) tells of none")
         return found
 
     def _floats(self, name: str, some: slice) -> Portion:
         outputs, inputs = shape = self.shape(name)
-        words, leaf = self._tensor(name, "weight", shape)[some], [*self._files[name]][1]
-        is_of_8_bits = self._raw.level_type(self._files[name]["weight"]) == FLOATS8
-        numbers = floats8(words) if is_of_8_bits else widened(words)
+        words, scales = self._raw.load(name, shape)[some], self._files[name][1]
+        numbers = floats8(words) if self._raw.level_type(name) == FLOATS8 else widened(words)
         if self._scheme.block is None:
-            return numbers, self._scales(name, leaf, 1, some)
+            return numbers, self._scales(name, scales, 1, some)
         rows, columns = self._scheme.block
-        blocks = widened(self._tensor(name, leaf, (-(-outputs // rows), -(-inputs // columns))))
+        blocks = widened(self._raw.load(scales, (-(-outputs // rows), -(-inputs // columns))))
         own = blocks[np.arange(some.start, some.stop) // rows]
         return numbers, np.repeat(own, columns, 1)[:, :inputs]
 
-    def _scales(self, name: str, leaf: str, groups: int, some: slice) -> F32:
+    def _scales(self, name: str, tensor: str, groups: int, some: slice) -> F32:
         """Float32 `[outputs, groups]`; one for all is stored as one number."""
-        own, outputs = self._files[name], self.shape(name)[0]
-        stored = self._raw.shape(own[leaf]) if leaf in own else ()
+        stored, outputs = self._raw.shape(tensor), self.shape(name)[0]
         if math.prod(stored) == 1:
-            one = widened(self._tensor(name, leaf, stored)).reshape(1, 1)
+            one = widened(self._raw.load(tensor, stored)).reshape(1, 1)
             return np.broadcast_to(one, (some.stop - some.start, groups))
         expected = (outputs, groups) if len(stored) == 2 or groups > 1 else (outputs,)
-        return widened(self._tensor(name, leaf, expected)[some]).reshape(-1, groups)
+        return widened(self._raw.load(tensor, expected)[some]).reshape(-1, groups)
 
     def _fours(self, name: str, some: slice) -> tuple[Numbers, Numbers]:
         """MXFP4: floats of 4 bits, of which a byte holds two, `[outputs, in]`, and exponents of groups."""
         outputs, inputs = self.shape(name)
         pairs = self._tensor(name, "weight_packed", (outputs, inputs // 2))[some]
         exponents = self._tensor(name, "weight_scale", (outputs, self._groups(name)))[some]
-        codes = np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1)
-        codes[codes == NEGATIVE_ZERO] = 0
-        return codes, exponents.astype(np.uint8)
+        return np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1), exponents.astype(np.uint8)
 
 
-def _of_words(words: Numbers, bits: int, order: tuple[int, ...] = ()) -> Whole:
+def _of_words(words: Numbers, bits: int, order: tuple[int, ...] = ()) -> npt.NDArray[np.int16]:
     """Whole numbers from 0 on, `[rows, numbers]`, of int32 `[rows, words]`; of a word the lowest bits first,
     or in this `order`."""
     octets = np.ascontiguousarray(words, np.int32).view(np.uint8)
