@@ -272,8 +272,8 @@ class ModelFiles:
 
     def tensors(self) -> Tensors:
         if self.gguf is not None:
-            family = check_family(self.raw_config(), str(self.gguf))
-            return GgufTensors.of_file(self.gguf_file, self.spec, family)
+            model, config, found = str(self.gguf), self.raw_config(), self.gguf_file.tensors
+            return GgufTensors(model, self.gguf_architecture, config, self.spec, found, found.__getitem__)
         return self.under_scheme(self._safetensors())
 
     def under_scheme(self, raw: Tensors) -> Tensors:

@@ -96,7 +96,8 @@ def test_tensors_in_layers_have_the_names_of_the_gguf_package() -> None:
         assert {tensor.split(".", 2)[2] for tensor in found if tensor.startswith("blk.")} == leaves, shape
         if shape not in nightly(["llama", "mixtral", "gemma4", "qwen3.5-moe", "gpt-oss"], SHAPES):
             continue
-        tensors = GgufTensors("m", architecture, [*expected], lambda name: None, spec_of(config), family)
+        given = "m", architecture, {"model_type": kind}, spec_of(config)
+        tensors = GgufTensors(*given, expected, lambda name: None)
         experts = range(experts_of(config))
         named = {
             name.format(expert): tensor
@@ -107,14 +108,7 @@ def test_tensors_in_layers_have_the_names_of_the_gguf_package() -> None:
             name: (tensor,) for name, tensor in named.items()
         }
         with pytest.raises(InputError, match=r"holds blk\.0\.strange\.weight, for which"):
-            GgufTensors(
-                "m",
-                architecture,
-                [*expected, "blk.0.strange.weight"],
-                lambda name: None,
-                spec_of(config),
-                family,
-            )
+            GgufTensors(*given, [*expected, "blk.0.strange.weight"], lambda name: None)
     assert {architecture_of(shape) for shape in SHAPES} == MODEL_TYPES.keys()
 
 

@@ -27,8 +27,6 @@ _STILL = 1e30
 _FREQUENCIES = "rope_freqs.weight"
 FACTORS = (_FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
-GUESSING = "nextn_predict_layers"
-"""The entry that says how many blocks guess the tokens after the next one."""
 _KEY_HEADS, _NEURONS = "attention.head_count_kv", "feed_forward_length"
 _SHARED_NEURONS = "expert_shared_feed_forward_length"
 FIELDS = {
@@ -220,7 +218,7 @@ def _guessing(stated: Stated, raw: Raw) -> int:
     """How many of a file's blocks, the last ones, are no layers and guess the tokens after the next one."""
     blocks = raw["num_hidden_layers"]
     fewer = f"a whole number, fewer than the {blocks} of block_count"
-    return int(stated.take(GUESSING, 0, count_where(fewer, lambda value: value < blocks)))
+    return int(stated.take("nextn_predict_layers", 0, count_where(fewer, lambda value: value < blocks)))
 
 
 def _glm4_moe(stated: Stated, raw: Raw) -> Raw:

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
+from flowspec.model.arithmetic.arrays import F32
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.damage import GGUF_MAGIC, instead
 from flowspec.model.gguf.names import parts_of
@@ -53,7 +54,6 @@ takes, the share of the expert that every row runs through, and what layers take
 _LOOSE = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", *SMALL)
 """Of names of matrices that need not be packed: routers and weights of convolutions, too."""
 Rows = npt.NDArray[np.uint8]
-F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,15 +173,15 @@ class GgufFile:
             )
         if path.name != names[0]:
             raise InputError(f"{path} is one of {count} parts; give the first, {names[0]}")
-        tensors, headers = first.tensors, first.headers
         for number, name in enumerate(names):
             part = _read_part(path.with_name(name)) if number else first
             if (part.metadata.get(_PART_COUNT), part.metadata.get(_PART_NUMBER)) != (count, number):
                 raise InputError(
                     f"{part.path} is not part {number + 1} of {count} by what is in it; copy it again"
                 )
-            tensors, headers = tensors | part.tensors, headers | part.headers
-        return GgufFile(path=path, metadata=first.metadata, tensors=tensors, headers=headers)
+            first.tensors.update(part.tensors)
+            first.headers.update(part.headers)
+        return first
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.tensors)
@@ -239,9 +239,7 @@ class _Reader:
     """Walks through a file from its beginning."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path = path
-        self._data = data
-        self._at = 0
+        self._path, self._data, self._at = path, data, 0
 
     def file(self) -> GgufFile:
         if self._take(len(GGUF_MAGIC)) != GGUF_MAGIC:
@@ -252,14 +250,14 @@ class _Reader:
         if entry_count > limits.GGUF_ENTRIES_MAX or tensor_count > limits.TENSORS_MAX:
             raise ValueError(f"it says that it has {entry_count} entries and {tensor_count} tensors")
         metadata = {self._text(): self._value(*self._numbers("I")) for _ in range(entry_count)}
-        places = [self._place() for _ in range(tensor_count)]
+        places = [(self._text(), self._shape(), *self._numbers("IQ")) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if type(alignment) is not int or alignment < 1:
             raise ValueError(f"an alignment of {alignment!r:.40}")
         size = -(-self._at // alignment) * alignment
         tensors = {
             name: GgufTensor.at(name, shape, _type_name(kind), self._path, size + offset)
-            for name, shape, kind, offset in places
+            for name, shape, kind, offset in places  # from the first one on
         }
         end = max((tensor.offset + tensor.size_bytes for tensor in tensors.values()), default=self._at)
         if len(self._data) < end:
@@ -305,14 +303,11 @@ class _Reader:
             self._skip(_LENGTH.unpack_from(self._data, self._at - _LENGTH.size)[0])
         return GgufTexts(path=self._path, start=start, end=self._at, count=count)
 
-    def _place(self) -> tuple[str, tuple[int, ...], int, int]:
-        """A tensor's name, shape, type and distance from the first one."""
-        name = self._text()
+    def _shape(self) -> tuple[int, ...]:
         (dimensions,) = self._numbers("I")
         if dimensions > _DIMENSIONS_MAX:
             raise ValueError(f"a tensor of {dimensions} dimensions")
-        sizes = self._numbers(f"{dimensions}Q")
-        return name, sizes[::-1], *self._numbers("IQ")
+        return self._numbers(f"{dimensions}Q")[::-1]
 
 
 def _type_name(kind: int) -> str:

@@ -25,18 +25,12 @@ TEXTS = Kind("a list of texts", lambda value: type(value) is GgufTexts)
 NEEDED: Any = object()
 """As a default: the entry must be there."""
 _HARMLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-_NEUTRAL = {
-    "attention.causal": True,
-    "attention.shared_kv_layers": 0,
-    "attention.sliding_window": 0,
-    "embedding_length_per_layer_input": 0,
-    "expert_count": 0,
-    "expert_shared_count": 0,
-    "expert_used_count": 0,
-    "expert_weights_norm": False,
-    "nextn_predict_layers": 0,
-    "rope.scaling.factor": 0.0,
-}
+_OFF_AT_0 = (
+    *("attention.shared_kv_layers", "attention.sliding_window", "embedding_length_per_layer_input"),
+    *("expert_count", "expert_shared_count", "expert_used_count", "expert_weights_norm"),
+    *("nextn_predict_layers", "rope.scaling.factor"),
+)
+_NEUTRAL = {"attention.causal": True, **dict.fromkeys(_OFF_AT_0, 0)}
 """Keys with the value that says no more than without them."""
 
 
@@ -59,12 +53,10 @@ class Stated:
     def __init__(self, file: GgufFile, prefix: str) -> None:
         self.file = file
         self._prefix = prefix
-        self._entries = {
+        said = {
             key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
         }
-        for key, value in _NEUTRAL.items():
-            if self._entries.get(key) == value:
-                del self._entries[key]
+        self._entries = {key: value for key, value in said.items() if _NEUTRAL.get(key) != value}
         self._left = self._entries.keys() - _HARMLESS
 
     def take(self, key: str, default: Any = NEEDED, kind: Kind = NUMBER) -> Any:
@@ -86,8 +78,5 @@ class Stated:
     def check_all_taken(self) -> None:
         """Raises `InputError` for an entry that nobody took: it may change the arithmetic."""
         for key in sorted(self._left):
-            value = f"{self._entries[key]!r:.40}"
-            raise InputError(
-                f"{self.file.path} sets {self._prefix}{key} to {value}, which FlowSpec does not apply; "
-                "expected none"
-            )
+            said = f"sets {self._prefix}{key} to {self._entries[key]!r:.40}"
+            raise InputError(f"{self.file.path} {said}, which FlowSpec does not apply; expected none")

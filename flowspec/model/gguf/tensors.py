@@ -15,20 +15,21 @@ it as it is (`names.STORED_FADING`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import DeltaRule, ModelSpec
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import F32, I64, Numbers
 from flowspec.model.arithmetic.packed import Levels
-from flowspec.model.families import PLAIN_ROOT, Family
+from flowspec.model.families import PLAIN_ROOT, check_family
 from flowspec.model.gguf.blocks import levels_of
-from flowspec.model.gguf.config import FACTORS, GUESSING
-from flowspec.model.gguf.file import SMALL, GgufFile, GgufTensor, Rows
-from flowspec.model.gguf.names import LAYER_TABLE, OF_ALL_LAYERS, checkpoint_names
+from flowspec.model.gguf.config import FACTORS
+from flowspec.model.gguf.file import SMALL, GgufTensor, Rows
+from flowspec.model.gguf.names import OF_ALL_LAYERS, checkpoint_names
 from flowspec.model.layer_by_layer import layer_part
 from flowspec.model.parts import LAYER_INPUT
 from flowspec.model.tensors import ROUNDED_ANEW, Tensors
@@ -105,15 +106,16 @@ class GgufTensors(Tensors):
         self,
         model: str,
         architecture: str,
-        names: Collection[str],
-        tensor: Callable[[str], GgufTensor],
+        config: Mapping[str, Any],
         spec: ModelSpec,
-        family: Family,
-        ahead: int = 0,
+        names: Iterable[str],
+        tensor: Callable[[str], GgufTensor],
     ) -> None:
         """`names` are those of the file's tensors, of which `tensor` gives any that is read; `architecture`
-        is what the file calls it. `ahead`: so many blocks behind the last layer guess tokens that follow."""
+        is what the file calls it, `config` what it states."""
         self.model = model
+        family = check_family(config, model)
+        ahead = 0 if family.mtp is None else config.get(family.mtp.count) or 0
         self._tensor = tensor
         self._expert_count, self._layers = spec.experts, len(spec.layers)
         self._conversion = Conversion(architecture, spec)
@@ -124,12 +126,15 @@ class GgufTensors(Tensors):
             if source != layer  # they may be there all the same
         }
         theirs = checkpoint_names(architecture, family, spec, has_mtp=ahead == 1)
-        guessing = tuple(f"blk.{self._layers + block}." for block in range(ahead))
+        guessing = tuple(f"blk.{self._layers + block}." for block in range(min(ahead, limits.LAYERS_MAX)))
         self._places: dict[str, _Place] = {}
         for file_name in names:
             name = theirs.get(file_name, "")
-            if file_name in OF_ALL_LAYERS:
-                self._add_parts(file_name, OF_ALL_LAYERS[file_name])
+            if kind := OF_ALL_LAYERS.get(file_name):
+                for layer in range(self._layers):
+                    part = () if kind == "norm" else (layer, int(kind == "table"))
+                    stem = f"{PLAIN_ROOT.prefix}layers.{layer}.{LAYER_INPUT}"
+                    self._places[f"{stem}.{kind}.weight"] = _Place(file_name, *part)
             elif file_name in idle:
                 continue
             elif "{}" in name:
@@ -142,19 +147,6 @@ class GgufTensors(Tensors):
                     f"{model} holds {file_name}, for which transformers' {family.prefix} has no place: it is "
                     "of another architecture"
                 )
-
-    def _add_parts(self, tensor: str, kind: str) -> None:
-        """Those of all layers; their norm is the same for each."""
-        for layer in range(self._layers):
-            place = _Place(tensor) if kind == "norm" else _Place(tensor, layer, int(tensor == LAYER_TABLE))
-            self._places[f"{PLAIN_ROOT.prefix}layers.{layer}.{LAYER_INPUT}.{kind}.weight"] = place
-
-    @staticmethod
-    def of_file(file: GgufFile, spec: ModelSpec, family: Family) -> GgufTensors:
-        architecture = file.metadata["general.architecture"]
-        ahead = file.metadata.get(f"{architecture}.{GUESSING}", 0) if family.mtp is not None else 0
-        names, tensor = file.tensors.keys(), file.tensors.__getitem__
-        return GgufTensors(str(file.path), architecture, names, tensor, spec, family, ahead)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places

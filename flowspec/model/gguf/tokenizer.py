@@ -24,19 +24,15 @@ _SPACE = "\u2581"
 """How SentencePiece writes a space."""
 _PIECE_CHARS_MAX = 512
 """Of a token that SentencePiece merges: every place to cut it is tried."""
-_STOPS = frozenset(
-    (
-        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
-        *("<end_of_turn>", "<turn|>", "<|tool_response>", "<EOT>", "<eos>"),
-        *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|call|>"),
-    )
-)
+_STOPS = {
+    *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<end_of_turn>", "<turn|>", "<|tool_response>", "<EOT>", "<eos>"),
+    *("<\uff5cend\u2581of\u2581sentence\uff5c>", "<|return|>", "<|call|>"),
+}
 """Tokens that end an answer wherever a vocabulary has them, of those that llama.cpp looks for by name. It
 takes them for control tokens, too, whatever a file says."""
 _ENDS_MESSAGE, _HARMONY = "<|end|>", {"<|return|>", "<|call|>"}
 """Where a vocabulary has the latter, the first ends a message of an answer that goes on."""
-_ENDS = {("llama", "bos"): 1, ("llama", "eos"): 2}
-"""Tokens that files of a kind of tokenizer need not name."""
 _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 """Behind its other special tokens, Phi-3 drops spaces."""
 Merges = list[tuple[str, str]]
@@ -124,19 +120,18 @@ def load(file: GgufFile) -> Any:
     stated = vocabulary.stated
     kind = stated.take("model", kind=one_of(("llama", "gpt2", "gemma4")))
     adds_bos = True
-    own_ends: tuple[int | None, int | None] = None, None
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(vocabulary)
     elif kind == "gemma4":
         tokenizer = _of_characters(vocabulary, vocabulary.merges(), vocabulary.named("unknown"))
     else:
-        own_ends = 1, 2
         merges, unknown = vocabulary.merges_by_score(), vocabulary.named("unknown", 0)
         has_prefix = stated.take("add_space_prefix", True, TRUTH)
         tokenizer = _of_characters(vocabulary, merges, unknown, has_prefix=has_prefix)
     tokenizer.add_tokens(vocabulary.added())
     parts, tokens = ["$A"], []  # what is put before and behind every text
-    bos, eos = (vocabulary.named(*end) for end in zip(("bos", "eos"), own_ends, strict=True))
+    is_llama = kind == "llama"  # whose files need not name these
+    bos, eos = (vocabulary.named(name, end if is_llama else None) for name, end in (("bos", 1), ("eos", 2)))
     for name, token, is_added in (("bos", bos, adds_bos), ("eos", eos, False)):
         if not stated.take(f"add_{name}_token", is_added, TRUTH):
             continue

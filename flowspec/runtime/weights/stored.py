@@ -11,7 +11,6 @@ from typing import Any
 
 from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
 from flowspec.errors import InputError, PeerError
-from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import GgufTensor
@@ -66,9 +65,7 @@ class StoredModel(ModelFiles):
     def tensors(self) -> Tensors:
         if not self._architecture:
             return self.under_scheme(StoredTensors(self))
-        family = check_family(self.raw, self.model)
-        ahead = 0 if family.mtp is None else self.raw.get(family.mtp.count) or 0
-        return GgufTensors(self.model, self._architecture, self.names, self._packed, self.spec, family, ahead)
+        return GgufTensors(self.model, self._architecture, self.raw, self.spec, self.names, self._packed)
 
     def add(self, entry: TensorEntry) -> None:
         """Learns what a tensor is; raises `PeerError` for one that no file could hold, or that FlowSpec does
