@@ -7,7 +7,6 @@ is to it BPE whose merges come in the order of scores. Where llama.cpp and token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -38,26 +37,19 @@ _PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
 Merges = list[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
 class _Vocabulary:
     """Text and kind of each token, by id, and the ids by text."""
 
-    stated: Stated
-    tokens: list[str]
-    kinds: list[int]
-    ids: dict[str, int]
-
-    @staticmethod
-    def read(file: GgufFile) -> _Vocabulary:
-        stated = Stated(file, _PREFIX)
-        tokens = [text or f"[EMPTY_{token}]" for token, text in enumerate(_texts(stated, "tokens"))]
-        ids = {text: token for token, text in enumerate(tokens)}
+    def __init__(self, file: GgufFile) -> None:
+        self.stated = Stated(file, _PREFIX)
+        texts = enumerate(_texts(self.stated, "tokens"))
+        self.tokens = tokens = [text or f"[EMPTY_{token}]" for token, text in texts]
+        self.ids = {text: token for token, text in enumerate(tokens)}
         for token, text in enumerate(tokens):
-            if ids[text] != token:
-                stated.refuse("tokens", "each token once", f"{text!r:.80} twice")
-        kinds = stated.take("token_type", [_NORMAL] * len(tokens), _one_each(tokens, int))
-        kinds = [_CONTROL if text in _STOPS else kind for text, kind in zip(tokens, kinds, strict=True)]
-        return _Vocabulary(stated, tokens, kinds, ids)
+            if self.ids[text] != token:
+                self.stated.refuse("tokens", "each token once", f"{text!r:.80} twice")
+        kinds = self.stated.take("token_type", [_NORMAL] * len(tokens), _one_each(tokens, int))
+        self.kinds = [_CONTROL if text in _STOPS else kind for text, kind in zip(tokens, kinds, strict=True)]
 
     def named(self, name: str, default: int | None = None) -> str | None:
         """The text of the token that the file names for a purpose."""
@@ -68,17 +60,12 @@ class _Vocabulary:
 
     def added(self) -> list[AddedToken]:
         """Those that are found in a text as they are, before anything is done to it."""
-        drops_spaces = _is_phi3(self.stated.file)
-        return [
-            AddedToken(
-                text,
-                normalized=False,
-                special=kind != _USER_DEFINED,
-                rstrip=drops_spaces and text not in _PHI3_KEEPS_SPACES,
-            )
-            for text, kind in zip(self.tokens, self.kinds, strict=True)
-            if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN)
-        ]
+        drops_spaces, found = _is_phi3(self.stated.file), []
+        for text, kind in zip(self.tokens, self.kinds, strict=True):
+            if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN):
+                strips, is_special = drops_spaces and text not in _PHI3_KEEPS_SPACES, kind != _USER_DEFINED
+                found.append(AddedToken(text, normalized=False, special=is_special, rstrip=strips))
+        return found
 
     def merges(self) -> Merges:
         """Those that the file lists."""
@@ -116,7 +103,7 @@ def load(file: GgufFile) -> Any:
     with IMPORTING:
         from transformers import PreTrainedTokenizerFast
 
-    vocabulary = _Vocabulary.read(file)
+    vocabulary = _Vocabulary(file)
     stated = vocabulary.stated
     kind = stated.take("model", kind=one_of(("llama", "gpt2", "gemma4")))
     adds_bos = True
@@ -191,7 +178,7 @@ def stop_ids(file: GgufFile) -> frozenset[int]:
 def plain_tokens(file: GgufFile) -> tuple[dict[int, str], frozenset[int]]:
     """Text by id of the tokens that texts are made of, and the ids of the others: special ones, and places
     that are left free."""
-    vocabulary = _Vocabulary.read(file)
+    vocabulary = _Vocabulary(file)
     found = enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     plain = {token: text for token, (text, kind) in found if kind in (_NORMAL, _BYTE)}
     return plain, frozenset(range(len(vocabulary.tokens))) - plain.keys()

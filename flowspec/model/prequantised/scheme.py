@@ -89,32 +89,29 @@ def scheme_of(config: Given, model: str) -> Scheme | None:
         )
     try:
         return read(given)
-    except _Refusal as refusal:
-        raise InputError(f"model {model!r} is quantised by {method}, but its {refusal}") from None
-
-
-class _Refusal(Exception):
-    """What of a scheme is not computed with: a field, its value, and what was expected."""
+    except ValueError as error:
+        raise InputError(f"model {model!r} is quantised by {method}, but its {error}") from None
 
 
 def _one_of(name: str, value: Any, *expected: Any) -> Any:
-    """The value of a field."""
+    """The value of a field. Raises `ValueError` where it is not computed with, as all here do."""
     if not any(type(value) is type(each) and value == each for each in expected):
-        raise _Refusal(f"{name} is {value!r:.80}; expected {' or '.join(map(str, expected))}")
+        raise ValueError(f"{name} is {value!r:.80}; expected {' or '.join(map(str, expected))}")
     return value
 
 
 def _refuse_if_set(given: Given, *names: str) -> None:
     for name in names:
         if given.get(name):
-            raise _Refusal(f"{name} is {given[name]!r:.80}, which is not computed with; expected none")
+            raise ValueError(f"{name} is {given[name]!r:.80}, which is not computed with; expected none")
 
 
-def _table(name: str, value: Any) -> Given:
+def _table(given: Given, name: str) -> Given:
     """That of a field; empty where there is none."""
-    if not isinstance(value or {}, Mapping):
-        raise _Refusal(f"{name} is no table, got {value!r:.80}")
-    return value or {}
+    found = given.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise ValueError(f"{name} is {found!r:.80}; expected a table")
+    return found
 
 
 def _gptq(given: Given) -> Scheme:
@@ -143,10 +140,9 @@ def _compressed(given: Given) -> Scheme:
     status = given.get("quantization_status", "compressed")
     _one_of("quantization_status", status, "compressed", "frozen")
     _refuse_if_set(given, "kv_cache_scheme", "transform_config")
-    sparsity = _table("sparsity_config", given.get("sparsity_config"))
-    _one_of("sparsity_config.format", sparsity.get("format", "dense"), "dense")
-    groups = _table("config_groups", given.get("config_groups")).values()
-    found = {_group(_table("config_groups", each), given.get("format")) for each in groups}
+    _one_of("sparsity_config.format", _table(given, "sparsity_config").get("format", "dense"), "dense")
+    groups = _table(given, "config_groups")
+    found = {_group(_table(groups, name), given.get("format")) for name in groups}
     _one_of("number of unlike config_groups", len(found), 1)
     return found.pop()
 
@@ -164,10 +160,10 @@ _FORMATS = {
 
 def _group(given: Given, whole_format: Any) -> Scheme:
     """One of compressed-tensors' config_groups; what it does not say of its format the whole does."""
-    weights = _table("weights", given.get("weights"))
+    weights = _table(given, "weights")
     kind = f"{given.get('format') or whole_format} of {weights.get('type', 'int')}"
     layout = _FORMATS[_one_of("format", kind, *_FORMATS)]
-    activations = _table("input_activations", given.get("input_activations"))
+    activations = _table(given, "input_activations")
     _one_of("input_activations.dynamic", not activations or activations.get("dynamic"), True)
     _refuse_if_set(given, "output_activations")
     _refuse_if_set(weights, "dynamic")
@@ -208,12 +204,12 @@ _READ: dict[str, Callable[[Given], Scheme]] = {
 def _whole_numbers(*, bits: Any, group: Any, is_symmetric: bool, **more: Any) -> Scheme:
     _one_of("number of bits", bits, 2, 4, *([8] if is_symmetric else []))
     if type(group) is not int or (group != -1 and (group < GROUP or group % GROUP)):
-        raise _Refusal(f"group_size is {group!r:.40}; expected a multiple of {GROUP}, or -1")
+        raise ValueError(f"group_size is {group!r:.40}; expected a multiple of {GROUP}, or -1")
     return Scheme(bits=bits, group=max(0, group), is_symmetric=is_symmetric, **more)
 
 
 def _block(given: Any) -> tuple[int, int]:
     is_pair = isinstance(given, list | tuple) and len(given) == 2
     if not is_pair or not all(type(size) is int and size >= 1 for size in given):
-        raise _Refusal(f"block is {given!r:.40}; expected two numbers")
+        raise ValueError(f"block is {given!r:.40}; expected two numbers")
     return given[0], given[1]
