@@ -51,8 +51,8 @@ class Scheme:
 
     @property
     def numbers_of_a_word(self) -> int:
-        """How many numbers an entry of a packed tensor holds."""
-        return 2 if self.layout == FOURS else 32 // self.bits
+        """How many numbers an entry of a matrix's tensor holds."""
+        return {FOURS: 2, WHOLE: 1, FLOATS: 1}.get(self.layout, 32 // self.bits)
 
     @property
     def is_rounded_anew(self) -> bool:

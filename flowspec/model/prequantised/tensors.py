@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -27,8 +26,8 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each four bits of a word are of, the lowest bits first."""
 HALVES = np.array(LEVELS_FLOAT, np.int16)
 """What floats of 4 bits are, in halves."""
-Portion = tuple[Numbers, F32]
-"""Of some outputs: numbers, most often whole, `[outputs, in]`, and float32 scales `[outputs, groups]`."""
+Portion = tuple[Numbers, Numbers]
+"""Of some outputs: numbers `[outputs, in]`, and scales `[outputs, groups]`."""
 
 
 class PrequantisedTensors(Tensors):
@@ -68,9 +67,8 @@ class PrequantisedTensors(Tensors):
         if len(shape) != 2:
             self._refuse(main, f"has the shape {list(shape)}; expected a matrix")
         rows, columns = shape
-        packed = rows, columns * each
-        by_layout = {GPTQ: (columns, rows * each), AWQ: (columns * each, rows), PACKED: packed, FOURS: packed}
-        return by_layout.get(self._scheme.layout, shape)
+        by_layout = {GPTQ: (columns, rows * each), AWQ: (columns * each, rows)}
+        return by_layout.get(self._scheme.layout, (rows, columns * each))
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         """A matrix that is quantised in float32. Raises `InputError` for levels whose scales are missing."""
@@ -87,9 +85,12 @@ class PrequantisedTensors(Tensors):
     def rows(self, name: str, first: int, end: int) -> Numbers:
         if not self._is_quantised(name):
             return super().rows(name, first, end)
-        whole, scales = self._portion(name, first, end)
-        groups = widened(whole).reshape(*scales.shape, -1)
-        return (groups * scales[..., None]).reshape(whole.shape)
+        read = self._floats if self._scheme.layout == FLOATS else self._whole_numbers
+        numbers, scales = read(name, slice(first, end))
+        if self._scheme.layout == FOURS:
+            numbers, scales = HALVES[numbers], np.ldexp(np.float32(0.5), scales.astype(np.int32) - 127)
+        groups = widened(numbers).reshape(*scales.shape, -1)
+        return (groups * scales[..., None]).reshape(numbers.shape)
 
     def form(self, name: str) -> str:
         if len(self.shape(name)) != 2:
@@ -103,11 +104,9 @@ class PrequantisedTensors(Tensors):
         """Raises `InputError` for a level that the config does not tell of."""
         if self.is_rounded_anew(name):
             return super().levels(name, first, end)
-        form = FORMS[self._scheme.form]
+        form, (whole, scales) = FORMS[self._scheme.form], self._whole_numbers(name, slice(first, end))
         if form.has_exponents:
-            codes, exponents = self._fours(name, slice(first, end))
-            return Levels(levels=codes.reshape(len(codes), -1, GROUP), scales=exponents)
-        whole, scales = self._portion(name, first, end)
+            return Levels(levels=whole.reshape(len(whole), -1, GROUP), scales=scales)
         least, most, end_level = int(whole.min()), int(whole.max()), (1 << form.bits) - form.offset
         if least < -form.offset or most >= end_level:
             self._refuse(
@@ -128,34 +127,23 @@ class PrequantisedTensors(Tensors):
     def _is_quantised(self, name: str) -> bool:
         return len(self._files.get(name, ())) > 1
 
-    def _portion(self, name: str, first: int, end: int) -> Portion:
-        """The outputs from `first`, a multiple of 16, to `end` of a matrix that is quantised."""
-        some = slice(first, end)
-        if self._scheme.layout == FLOATS:
-            return self._floats(name, some)
-        if self._scheme.layout != FOURS:
-            return self._whole_numbers(name, some)
-        codes, exponents = self._fours(name, some)
-        return HALVES[codes], np.ldexp(np.float32(0.5), exponents.astype(np.int32) - 127)
-
-    def _groups(self, name: str) -> int:
-        """In how many groups a matrix's inputs are."""
-        inputs, size = self.shape(name)[1], self._scheme.group
-        if size and inputs % size:
-            self._refuse(name, f"has {inputs} inputs, which are no groups of {size}")
-        return inputs // size if size else 1
-
-    def _tensor(self, name: str, leaf: str, shape: tuple[int, ...]) -> Numbers:
-        """One of a matrix's tensors by the end of its name."""
-        return self._raw.load(name.removesuffix("weight") + leaf, shape)
-
     def _whole_numbers(self, name: str, some: slice) -> Portion:
-        """A matrix has a column for each output in GPTQ, for eight of them in AWQ, and a row in
-        compressed-tensors."""
-        scheme, load, (outputs, inputs) = self._scheme, partial(self._tensor, name), self.shape(name)
+        """Levels less those that stand for zero, or MXFP4's floats of 4 bits, with their exponents. A matrix
+        has a column for each output in GPTQ, for eight of them in AWQ, and a row in the others."""
+        scheme, (outputs, inputs) = self._scheme, self.shape(name)
         bits, each, count = scheme.bits, scheme.numbers_of_a_word, some.stop - some.start
         words = slice(some.start // each, -(-some.stop // each))  # in which these outputs are
-        groups, zeros = self._groups(name), None
+        groups, zeros = inputs // scheme.group if scheme.group else 1, None
+        if scheme.group and inputs % scheme.group:
+            self._refuse(name, f"has {inputs} inputs, which are no groups of {scheme.group}")
+
+        def load(leaf: str, shape: tuple[int, ...]) -> Numbers:
+            return self._raw.load(name.removesuffix("weight") + leaf, shape)
+
+        if scheme.layout == FOURS:
+            pairs = load("weight_packed", (outputs, inputs // 2))[some]
+            exponents = load("weight_scale", (outputs, groups))[some].astype(np.uint8)
+            return np.stack([pairs & 15, pairs >> 4], 2).reshape(count, -1), exponents
         if scheme.layout == AWQ:
             whole = _of_words(load("qweight", (inputs, outputs // each))[:, words], bits, AWQ_ORDER).T
             zeros = _of_words(load("qzeros", (groups, outputs // each))[:, words], bits, AWQ_ORDER).T
@@ -218,13 +206,6 @@ class PrequantisedTensors(Tensors):
             return np.broadcast_to(one, (some.stop - some.start, groups))
         expected = (outputs, groups) if len(stored) == 2 or groups > 1 else (outputs,)
         return widened(self._raw.load(tensor, expected)[some]).reshape(-1, groups)
-
-    def _fours(self, name: str, some: slice) -> tuple[Numbers, Numbers]:
-        """MXFP4: floats of 4 bits, of which a byte holds two, `[outputs, in]`, and exponents of groups."""
-        outputs, inputs = self.shape(name)
-        pairs = self._tensor(name, "weight_packed", (outputs, inputs // 2))[some]
-        exponents = self._tensor(name, "weight_scale", (outputs, self._groups(name)))[some]
-        return np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1), exponents.astype(np.uint8)
 
 
 def _of_words(words: Numbers, bits: int, order: tuple[int, ...] = ()) -> npt.NDArray[np.int16]:
