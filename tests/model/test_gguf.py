@@ -136,11 +136,9 @@ def test_a_file_in_parts_is_the_model_in_one(llama: Path, tmp_path: Path) -> Non
 def test_parts_that_do_not_belong_together_are_refused(llama: Path, tmp_path: Path) -> None:
     first = convert(llama, tmp_path / "m.gguf", part_tensors=15)
     second, third = (first.with_name(f"m-0000{number}-of-00004.gguf") for number in (2, 3))
-    with pytest.raises(InputError, match=r"is one of 4 parts; give the first, m-00001-of-00004\.gguf"):
-        ModelFiles(str(second)).check_weights()
-    alone = shutil.copy(first, tmp_path / "other.gguf")
-    with pytest.raises(InputError, match="is one of 4 parts, or several behind one another, but its name"):
-        ModelFiles(str(alone)).check_weights()
+    for path in (second, shutil.copy(first, tmp_path / "other.gguf")):
+        with pytest.raises(InputError, match="is one of 4 parts, or several behind one another; give the fi"):
+            ModelFiles(str(path)).check_weights()
     shutil.copy(second, third)
     with pytest.raises(InputError, match=r"m-00003-of-00004\.gguf is not part 3 of 4 by what is in it"):
         ModelFiles(str(first)).check_weights()

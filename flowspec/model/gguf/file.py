@@ -164,13 +164,11 @@ class GgufFile:
         if count in (0, 1):
             return first
         names = parts_of(path.name)
-        if len(names) != count:
+        if len(names) != count or path.name != names[0]:
             raise InputError(
-                f"{path} is one of {count!r:.40} parts, or several behind one another, but its name does not "
-                "say which; expected all of them in one folder as NAME-00001-of-0000N.gguf, as published"
+                f"{path} is one of {count!r:.40} parts, or several behind one another; give the first, with "
+                "all of them in one folder as NAME-00001-of-0000N.gguf, as published"
             )
-        if path.name != names[0]:
-            raise InputError(f"{path} is one of {count} parts; give the first, {names[0]}")
         for number, name in enumerate(names):
             part = _read_part(path.with_name(name)) if number else first
             if (part.metadata.get(_PART_COUNT), part.metadata.get(_PART_NUMBER)) != (count, number):

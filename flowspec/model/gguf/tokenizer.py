@@ -59,8 +59,12 @@ class _Vocabulary:
         return None if token is None else self.tokens[token]
 
     def added(self) -> list[AddedToken]:
-        """Those that are found in a text as they are, before anything is done to it."""
-        drops_spaces, found = _is_phi3(self.stated.file), []
+        """Those that are found in a text as they are, before anything is done to it. A model is Phi-3 by its
+        kind, and as in llama.cpp by its name; Phi-4's architecture is called phi3, too."""
+        metadata, found = self.stated.file.metadata, []
+        kind_of_file = metadata.get("general.architecture"), metadata.get(f"{_PREFIX}model")
+        name = str(metadata.get("general.name")).lower()
+        drops_spaces = "phi-3" in name or "phi3" in name or kind_of_file == ("phi3", "llama")
         for text, kind in zip(self.tokens, self.kinds, strict=True):
             if kind in (_CONTROL, _USER_DEFINED, _UNKNOWN):
                 strips, is_special = drops_spaces and text not in _PHI3_KEEPS_SPACES, kind != _USER_DEFINED
@@ -106,19 +110,15 @@ def load(file: GgufFile) -> Any:
     vocabulary = _Vocabulary(file)
     stated = vocabulary.stated
     kind = stated.take("model", kind=one_of(("llama", "gpt2", "gemma4")))
-    adds_bos = True
+    is_scored, adds_bos = kind == "llama", True
     if kind == "gpt2":
         tokenizer, adds_bos = _byte_level(vocabulary)
-    elif kind == "gemma4":
-        tokenizer = _of_characters(vocabulary, vocabulary.merges(), vocabulary.named("unknown"))
     else:
-        merges, unknown = vocabulary.merges_by_score(), vocabulary.named("unknown", 0)
-        has_prefix = stated.take("add_space_prefix", True, TRUTH)
-        tokenizer = _of_characters(vocabulary, merges, unknown, has_prefix=has_prefix)
+        tokenizer = _of_characters(vocabulary, is_scored=is_scored)
     tokenizer.add_tokens(vocabulary.added())
     parts, tokens = ["$A"], []  # what is put before and behind every text
-    is_llama = kind == "llama"  # whose files need not name these
-    bos, eos = (vocabulary.named(name, end if is_llama else None) for name, end in (("bos", 1), ("eos", 2)))
+    ends = (1, 2) if is_scored else (None, None)
+    bos, eos = vocabulary.named("bos", ends[0]), vocabulary.named("eos", ends[1])
     for name, token, is_added in (("bos", bos, adds_bos), ("eos", eos, False)):
         if not stated.take(f"add_{name}_token", is_added, TRUTH):
             continue
@@ -136,11 +136,12 @@ def load(file: GgufFile) -> Any:
     )
 
 
-def _of_characters(
-    vocabulary: _Vocabulary, merges: Merges, unknown: str | None, *, has_prefix: bool = False
-) -> Tokenizer:
+def _of_characters(vocabulary: _Vocabulary, *, is_scored: bool) -> Tokenizer:
     """BPE over characters as SentencePiece writes them, or their bytes; with a prefix each text between
     special tokens begins with a space of its own."""
+    merges = vocabulary.merges_by_score() if is_scored else vocabulary.merges()
+    unknown = vocabulary.named("unknown", 0 if is_scored else None)
+    has_prefix = is_scored and vocabulary.stated.take("add_space_prefix", True, TRUTH)
     tokenizer = Tokenizer(
         models.BPE(vocab=vocabulary.ids, merges=merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
@@ -182,13 +183,6 @@ def plain_tokens(file: GgufFile) -> tuple[dict[int, str], frozenset[int]]:
     found = enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
     plain = {token: text for token, (text, kind) in found if kind in (_NORMAL, _BYTE)}
     return plain, frozenset(range(len(vocabulary.tokens))) - plain.keys()
-
-
-def _is_phi3(file: GgufFile) -> bool:
-    """By its kind, and as in llama.cpp by its name. Phi-4's architecture is called phi3, too."""
-    name = str(file.metadata.get("general.name")).lower()
-    kind = file.metadata.get("general.architecture"), file.metadata.get(f"{_PREFIX}model")
-    return "phi-3" in name or "phi3" in name or kind == ("phi3", "llama")
 
 
 def _texts(stated: Stated, name: str) -> list[str]:
