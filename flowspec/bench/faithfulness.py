@@ -33,7 +33,7 @@ from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
-from flowspec.model.weights import family_named
+from flowspec.model.weights import LM_HEAD, family_named
 
 TOKENS = 2000
 WINDOW_MAX = 500
@@ -310,8 +310,7 @@ def _matrices(part: Slice, reference: Reference) -> Iterator[Matrix]:
                             if name == "gate_up_proj":
                                 values = torch.cat([values[::2], values[1::2]])
                         yield f"layers.{index}.{full}[{expert}]", linear, values, None
-    assert part.parts.lm_head is not None, "a whole model"
-    yield "lm_head.weight", part.parts.lm_head, reference.head.weight, None
+    yield "lm_head.weight", part.parts[LM_HEAD], reference.head.weight, None
 
 
 def _by_parameter(part: Slice, index: int) -> dict[str, Any]:
@@ -320,7 +319,7 @@ def _by_parameter(part: Slice, index: int) -> dict[str, Any]:
     shape = LayerShape(spec=own, family=family_named(spec), hidden=spec.hidden, is_own=own.source == index)
     found: dict[str, Any] = {}
     for name, place in shape.places.items():
-        made = part.parts.layer(index)[name]
+        made = part.parts[index][name]
         if isinstance(made, RouterPart):
             made = Linear(inputs=spec.hidden, matrices=(part.engine.matrix(made.weights),))
         if isinstance(made, Linear | Stack):

@@ -39,7 +39,7 @@ from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
 from flowspec.model.tensors import Tensors
-from flowspec.model.weights import arrays_of, family_named
+from flowspec.model.weights import family_named, held_bytes
 
 TYPES = ("sliding_attention", "full_attention")
 PLACE = {kind: place - len(TYPES) for place, kind in enumerate(TYPES)}
@@ -149,7 +149,7 @@ class AssistantHead:
         self.context_max, self.hidden_size = spec.context_max, spec.hidden
         self.feature_width = target.hidden
         self.engine = engine
-        self.weight_bytes = sum(int(each.nbytes) for each in arrays_of(parts))
+        self.weight_bytes = held_bytes(parts)
         self._spec, self._target, self._sources, self._table = spec, target, sources, table
         self._masked, self._types = masked, types
         self._norm = engine.rows(spec.hidden, norm=parts["model.norm"])

@@ -37,7 +37,7 @@ from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
-from flowspec.model.weights import arrays_of, lm_head_name
+from flowspec.model.weights import held_bytes, lm_head_name
 
 _FAMILY = FAMILIES["qwen3"]
 _OF_BLOCKS = ("architectures", "auto_map", "is_causal", "model_type", FIELDS)
@@ -86,7 +86,7 @@ class BlockHead:
         self.width = spec.hidden
         self.hidden_size = self.width + block.rank
         self.block, self.engine = block, engine
-        self.weight_bytes = sum(int(each.nbytes) for each in arrays_of(parts))
+        self.weight_bytes = held_bytes(parts)
         self._spec, self._table = spec, table
         self._fc = engine.rows(parts["fc"].inputs, linear=parts["fc"])
         self._hidden_norm = engine.rows(self.width, norm=parts["hidden_norm"])

@@ -30,7 +30,7 @@ from flowspec.model.sampler import F32
 from flowspec.model.slice import finished
 from flowspec.model.spec import spec_of
 from flowspec.model.tensors import Tensors
-from flowspec.model.weights import arrays_of, embedding_name, lm_head_name
+from flowspec.model.weights import embedding_name, held_bytes, lm_head_name
 
 _UNUSED = {"eagle": {"lm_head.weight"}, "eagle3": {"d2t", "t2d"}}
 """Tensors that published files hold beside the network; EAGLE-1/2 always answers through the target's
@@ -86,8 +86,7 @@ class EagleHead:
         self.hidden_size = spec.hidden
         self.feature_width = config.target_width * len(config.capture)
         self.engine = engine
-        distinct = {id(each): each for each in arrays_of(parts)}
-        self.weight_bytes = sum(int(each.nbytes) for each in distinct.values())
+        self.weight_bytes = held_bytes(parts)
         self._form, self._target_ids, self._target = config, target_ids, target
         self._embedding = parts[_EMBEDDING].matrix
         self._feature_norms = [

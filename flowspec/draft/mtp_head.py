@@ -33,6 +33,9 @@ from flowspec.model.sampler import F32
 from flowspec.model.slice import embedded, finished
 from flowspec.model.spec import spec_of
 from flowspec.model.weights import (
+    EMBEDDING,
+    LM_HEAD,
+    NORM,
     SliceParts,
     Span,
     embedding_name,
@@ -53,15 +56,15 @@ class MtpHead:
         self.spec, self.engine, self.capture = spec, engine, capture
         self.context_max, self.hidden_size = spec.context_max, spec.hidden
         self.weight_bytes = parts.weight_bytes
-        self._parts, layer = parts, parts.layer(0)
+        self._parts, layer = parts, parts[0]
         entry: Any = (layer[f"entry.{name}"] for name in ("embedding", "feature", "projection"))
         of_embedding, of_feature, projection = entry
         self._of_embedding = engine.rows(spec.hidden, norm=of_embedding)
         self._of_feature = engine.rows(spec.hidden, norm=of_feature)
         self._projection = engine.rows(2 * spec.hidden, linear=projection)
         self._layer = engine.layer(layer, spec.layers[0])
-        self._norm = engine.rows(spec.hidden, norm=parts.norm)
-        self._lm_head = engine.rows(spec.hidden, linear=parts.lm_head)
+        self._norm = engine.rows(spec.hidden, norm=parts[NORM])
+        self._lm_head = engine.rows(spec.hidden, linear=parts[LM_HEAD])
 
     @staticmethod
     def load(target: ModelFiles, dtype: str, device: str) -> MtpHead:
@@ -102,7 +105,7 @@ class MtpHead:
         """As `EagleHead.run`."""
         for rows in batch.requests:
             rows.cache.reserve(len(rows.key_positions))
-        of_token = self._of_embedding(embedded(self.engine, self.spec, self._parts.embedding, tokens))
+        of_token = self._of_embedding(embedded(self.engine, self.spec, self._parts[EMBEDDING], tokens))
         mixed = self._projection(self.engine.joined([of_token, self._of_feature(features)]))
         run = self.engine.begin(mixed, batch)
         run.run(self._layer, self.engine.angles(positions, self.spec.rotaries[0]))

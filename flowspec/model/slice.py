@@ -30,7 +30,7 @@ from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.parts import Matrix, rounded
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
-from flowspec.model.weights import RoundedStore, SliceParts, Span, load_parts
+from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, RoundedStore, SliceParts, Span, load_parts
 
 _CURES = {
     "float16": "try --dtype bfloat16 or float32",
@@ -44,7 +44,7 @@ Caches = tuple[TreeCache, ...]
 """Of a request: of all layers, or where layers with a window have fewer slots, of all others and of these."""
 SNAPSHOTS = {"take": (BASE, SNAPSHOT), "restore": (SNAPSHOT, BASE)}
 """The states that are copied, as `ClearSlots` says."""
-EMBEDDING = -1
+EMBEDDED = -1
 """What comes with hidden states beside keys and values of layers, which have numbers."""
 
 
@@ -85,10 +85,10 @@ class Slice:
         self.layers = []
         for number, layer in enumerate(own, first):
             going = self._going[number].start if number in self._going else None
-            self.layers.append(engine.layer(parts.layer(number), layer, layer.source - first, going))
+            self.layers.append(engine.layer(parts[number], layer, layer.source - first, going))
         if span.is_last:
-            self._norm = engine.rows(spec.hidden, norm=parts.norm)
-            self._lm_head = engine.rows(spec.hidden, norm=parts.norm, linear=parts.lm_head)
+            self._norm = engine.rows(spec.hidden, norm=parts[NORM])
+            self._lm_head = engine.rows(spec.hidden, norm=parts[NORM], linear=parts[LM_HEAD])
 
     @staticmethod
     def load(
@@ -217,7 +217,7 @@ class Slice:
         came: Array | None = None
         if self.span.is_first:
             assert batch.tokens is not None
-            hidden = embedded(engine, self.spec, self.parts.embedding, batch.tokens)
+            hidden = embedded(engine, self.spec, self.parts[EMBEDDING], batch.tokens)
         else:
             assert payload is not None, "only the first slice does without a payload"
             states, size = engine.array(payload), self.spec.hidden
@@ -251,8 +251,8 @@ class Slice:
         engine, rows = self.engine, len(hidden)
         given = {} if came is None else {name: came[:, where] for name, where in self._coming.items()}
         if self.spec.layer_inputs and came is None:
-            given[EMBEDDING] = engine.copied(hidden)
-        batch.embedding = given.get(EMBEDDING)
+            given[EMBEDDED] = engine.copied(hidden)
+        batch.embedding = given.get(EMBEDDED)
         if self._going:
             width = self.spec.carried_width(self.span.end)
             batch.going = engine.zeros((rows, width), engine.dtype)
@@ -351,10 +351,10 @@ def _rows_of(job: RunLayers) -> list[tuple[JobPart, int]]:
 
 def carried_places(spec: ModelSpec, begin: int) -> dict[int, slice]:
     """Which numbers of what comes to a layer with a row are keys and values of which source, and its
-    `EMBEDDING`."""
+    `EMBEDDED`."""
     carried, found, at = spec.carried_at(begin), dict[int, slice](), 0
-    for name in (EMBEDDING, *carried.sources):
-        size = carried.embedding if name == EMBEDDING else spec.layers[name].kv.numbers
+    for name in (EMBEDDED, *carried.sources):
+        size = carried.embedding if name == EMBEDDED else spec.layers[name].kv.numbers
         if size:
             found[name] = slice(at, at + size)
         at += size

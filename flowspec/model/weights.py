@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,7 @@ from flowspec.model.engine import Engine
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf.names import STORED_FADING
 from flowspec.model.layer_by_layer import TABLE
-from flowspec.model.parts import LayerShape, Linear, Matrix, NormPart, Parameter, Parts, Role
+from flowspec.model.parts import LayerShape, Linear, Matrix, NormPart, Parameter, Role
 from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.tensors import Panels, Tensors
 
@@ -80,30 +80,9 @@ class RoundedStore(Protocol):
         room."""
 
 
-@dataclass(slots=True)
-class SliceParts:
+class SliceParts(dict[Owner, Any]):
     """What a slice is computed by, by owner: the parts of its layers, the embedding's matrix, the final norm
     and `lm_head`."""
-
-    of: dict[Owner, Any] = field(default_factory=dict)
-
-    def layer(self, number: int) -> Parts:
-        found: Parts = self.of[number]
-        return found
-
-    @property
-    def embedding(self) -> Matrix | None:
-        return self.of.get(EMBEDDING)
-
-    @property
-    def norm(self) -> NormPart:
-        found: NormPart = self.of[NORM]
-        return found
-
-    @property
-    def lm_head(self) -> Linear:
-        found: Linear = self.of[LM_HEAD]
-        return found
 
     def kept_for(self, own: Span, span: Span, is_tied: bool) -> SliceParts:
         """What of this slice one of the same model with these layers has, too.
@@ -113,13 +92,17 @@ class SliceParts:
         both = {*own.owners} & {*span.owners}
         if is_tied and (own.is_first, own.is_last) != (span.is_first, span.is_last):
             both -= {EMBEDDING, NORM, LM_HEAD}
-        return SliceParts({owner: part for owner, part in self.of.items() if owner in both})
+        return SliceParts({owner: part for owner, part in self.items() if owner in both})
 
     @property
     def weight_bytes(self) -> int:
-        """Of all, a tied one once."""
-        distinct = {id(each): each for part in self.of.values() for each in arrays_of(part)}
-        return sum(int(each.nbytes) for each in distinct.values())
+        return held_bytes(self)
+
+
+def held_bytes(part: Any) -> int:
+    """Of all arrays of a part, or of several; one that is in several places counts once."""
+    distinct = {id(each): each for each in arrays_of(part)}
+    return sum(int(each.nbytes) for each in distinct.values())
 
 
 def arrays_of(part: Any) -> Iterator[Any]:
@@ -271,7 +254,7 @@ def load_parts(
     """
     weights = weights_in(spec, span, tensors, dtype)
     check_all_used(spec, span, weights, tensors)
-    known = {} if kept is None else kept.of
+    known, found = kept or SliceParts(), SliceParts()
     weights = [weight for weight in weights if weight.owner not in known]
     values: dict[Owner, dict[str, Any]] = {owner: {} for owner in span.owners}
     for weight, value in _Reader(tensors, dtype, engine, store, progress).read(weights):
@@ -280,7 +263,6 @@ def load_parts(
         order = tensors.input_order(weight.tensors[0]) if weight.is_packed and dtype == FILED else None
         if order is not None:
             own[f"{weight.name.removesuffix('.weight')}.order"] = engine.array(order)
-    found: dict[Owner, Any] = {}
     for owner, own in values.items():
         if owner in known:
             found[owner] = known[owner]
@@ -292,7 +274,7 @@ def load_parts(
             found[owner] = Linear(inputs=spec.hidden, matrices=own["weight"])
         else:
             (found[owner],) = own["weight"]
-    return SliceParts(found)
+    return found
 
 
 class _Reader:

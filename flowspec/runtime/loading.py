@@ -365,7 +365,7 @@ def slice_weights(
 ) -> list[Weight]:
     """The parameters of a slice that are not `kept`; nothing is loaded."""
     found = weights_in(files.spec, span, files.tensors(), dtype)
-    return [weight for weight in found if kept is None or weight.owner not in kept.of]
+    return [weight for weight in found if kept is None or weight.owner not in kept]
 
 
 def slice_memory(

@@ -130,7 +130,7 @@ def test_verify_fails_where_the_model_is_not_faithful_and_finds_a_wrong_token(
 
     def other(*given: Any, **named: Any) -> StepByStep:
         found = load(*given, **named)
-        found.part.parts.layer(3)["mlp.down_proj"].matrices[0].weights[:] *= 1.5  # type: ignore[union-attr]
+        found.part.parts[3]["mlp.down_proj"].matrices[0].weights[:] *= 1.5  # type: ignore[union-attr]
         return found
 
     few = ["--prompt-token-ids=5,6,7", "--temperatures=0", "--max-new-tokens=4", "--local=1", "--method=ar"]

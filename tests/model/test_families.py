@@ -34,7 +34,7 @@ from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.slice import Slice, embedded
 from flowspec.model.spec import context_max, spec_of
 from flowspec.model.support import family_of
-from flowspec.model.weights import EMBEDDING, SliceParts, Span, arrays_of, load_parts
+from flowspec.model.weights import EMBEDDING, LM_HEAD, SliceParts, Span, arrays_of, load_parts
 from tests import ggufs
 from tests.model import definition
 from tests.model.defined_products import DefinedRows, lanes_product
@@ -118,7 +118,7 @@ def test_embeddings_are_the_plain_models(name: str, dtype: str, tmp_path: Path) 
     given = {"input_ids": torch.from_numpy(tokens)[None], "use_cache": False, "output_hidden_states": True}
     with torch.inference_mode():
         expected = array_of(plain(**given).hidden_states[0][0])
-    assert np.array_equal(embedded(part.engine, part.spec, part.parts.embedding, tokens), expected)
+    assert np.array_equal(embedded(part.engine, part.spec, part.parts[EMBEDDING], tokens), expected)
 
 
 # ------------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_experts_load_from_either_layout_and_count_the_same(tmp_path: Path) -> N
     assert "model.layers.0.mlp.experts.gate_up_proj" in names[1]
     for span in (Span(first=0, end=2, count=4), Span(first=2, end=4, count=4)):
         parts = [load_foretold(ModelFiles(str(folder)), span) for folder in (apart, fused)]
-        weights = [[*arrays_of(part.parts.of)] for part in parts]
+        weights = [[*arrays_of(part.parts)] for part in parts]
         assert all(np.array_equal(one, other) for one, other in zip(*weights, strict=True))
 
 
@@ -216,8 +216,7 @@ def test_a_head_of_its_own_counts_where_the_config_ties_it(tmp_path: Path) -> No
     np.testing.assert_allclose(logits_of([part], tokens), plain_logits(folder, tokens), atol=2e-4, rtol=1e-4)
     rewrite(folder, lambda tensors: tensors.pop("model.embed_tokens.weight"))
     whole = load(folder, [0, 8])[0]
-    assert whole.parts.embedding is not None
-    assert whole.parts.embedding.weights is whole.parts.lm_head.matrices[0].weights
+    assert whole.parts[EMBEDDING].weights is whole.parts[LM_HEAD].matrices[0].weights
 
 
 def test_tensors_that_nothing_would_use_are_refused(tmp_path: Path) -> None:
@@ -439,7 +438,7 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: s
     part, rows = slice_of(name, dtype, lambda spec: Cpu(dtype, "", spec.norm)), 20
     part.open_cache(0, 64)
     places, tokens = np.arange(rows), 3 * np.arange(rows)
-    embedding = hidden = embedded(part.engine, part.spec, part.parts.embedding, tokens)
+    embedding = hidden = embedded(part.engine, part.spec, part.parts[EMBEDDING], tokens)
     lags, held = places[:, None] - places, dict[int, plain.Held]()
     for number, spec in enumerate(part.spec.layers):
         assert spec.dense is not None
@@ -462,7 +461,7 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: s
             embedding=embedding,
             tokens=tokens,
         )
-        parts = part.parts.layer(number)
+        parts = part.parts[number]
         hidden = definition.layer_of(spec, parts, part.spec.norm, lanes_product).run(hidden, rows_of)
     job = job_of(part_of(0, tokens.tolist(), sampled=np.zeros(rows, dtype=np.bool_)))
     assert np.array_equal(part.forward(job, None)[1][:, : part.spec.hidden], hidden)

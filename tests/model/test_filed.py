@@ -23,7 +23,7 @@ from flowspec.model.gguf.blocks import levels_of
 from flowspec.model.gpu import Gpu
 from flowspec.model.parts import Linear, Packed
 from flowspec.model.slice import Slice
-from flowspec.model.weights import Span
+from flowspec.model.weights import EMBEDDING, LM_HEAD, Span
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.planning.plan_inputs import counted_weights
@@ -169,8 +169,7 @@ def test_slices_take_the_files_bytes_as_foretold_and_planned(name: str, tmp_path
 def test_tied_embeddings_are_there_once_and_weights_given_back_to_the_file(tmp_path: Path) -> None:
     path = convert(make(tmp_path / "checkpoint", "llama-tied"), tmp_path / "m.gguf", KEPT)
     part = Slice.load(ModelFiles(str(path)), Span(first=0, end=4, count=4), FILED)
-    assert part.parts.embedding is not None
-    assert part.parts.embedding.panels is part.parts.lm_head.matrices[0].panels
+    assert part.parts[EMBEDDING].panels is part.parts[LM_HEAD].matrices[0].panels
     # One copy: what was read of the file is not kept in memory beside the panels.
     path = convert(make(tmp_path / "checkpoint", "llama"), tmp_path / "m.gguf", Kind.Q8_0)
     files = ModelFiles(str(path))

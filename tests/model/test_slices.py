@@ -66,7 +66,7 @@ def test_a_slice_has_the_inputs_of_its_own_layers_and_its_weights_are_foretold(
         span = Span(first=first, end=end, count=LAYERS)
         part = load_foretold(files, span, dtype)
         for index in range(first, end):
-            found: Any = part.parts.layer(index)["layer_input.table"]
+            found: Any = part.parts[index]["layer_input.table"]
             own = table[:, 12 * index : 12 * (index + 1)].numpy()
             assert np.array_equal(found.matrix.weights, narrowed(own, part.dtype))
 
@@ -240,12 +240,12 @@ def test_what_both_have_is_taken_over_and_the_rest_is_read(
     kept = old.kept_for(span(after))
     part = Slice.load(files, span(after), dtype, kept=kept)
     both = set(range(*before)) & set(range(*after))
-    assert {owner for owner in kept.of if isinstance(owner, int)} == both
+    assert {owner for owner in kept if isinstance(owner, int)} == both
     read = {int(name.split(".layers.")[1].partition(".")[0]) for name in names if ".layers." in name}
     assert read == set(range(*after)) - both
-    assert all(part.parts.of[owner] is old.parts.of[owner] for owner in kept.of)
-    assert part.parts.of.keys() == whole.parts.of.keys()
-    found, expected = ([*arrays_of(each.parts.of)] for each in (part, whole))
+    assert all(part.parts[owner] is old.parts[owner] for owner in kept)
+    assert part.parts.keys() == whole.parts.keys()
+    found, expected = ([*arrays_of(each.parts)] for each in (part, whole))
     assert all(np.array_equal(one, other) for one, other in zip(found, expected, strict=True))
     assert part.weight_bytes == whole.weight_bytes
 
@@ -256,11 +256,11 @@ def test_what_is_kept_counts_with_its_weights_and_tied_ends_are_taken_over(
     part = Slice.load(ModelFiles(str(folder)), span((0, 4)), "float32")
     assert part.kept_for(span((0, 4))).weight_bytes == part.weight_bytes
     assert SliceParts().weight_bytes == 0
-    own = sum(each.nbytes for each in arrays_of(part.parts.layer(1)))
+    own = sum(each.nbytes for each in arrays_of(part.parts[1]))
     assert part.kept_for(span((1, 2))).weight_bytes == own
     files = ModelFiles(str(make_checkpoint(tmp_path, "llama", KINDS["tied"])))
     first = Slice.load(files, span((0, 2)), "float32")
-    assert first.kept_for(span((0, 4))).embedding is None, "there `lm_head` is the same matrix"
-    assert first.kept_for(span((0, 3))).embedding is first.parts.embedding
+    assert EMBEDDING not in first.kept_for(span((0, 4))), "there `lm_head` is the same matrix"
+    assert first.kept_for(span((0, 3)))[EMBEDDING] is first.parts[EMBEDDING]
     whole = Slice.load(files, span((0, 4)), "float32")
-    assert {LM_HEAD, EMBEDDING} < whole.kept_for(span((0, 4))).of.keys()
+    assert {LM_HEAD, EMBEDDING} < whole.kept_for(span((0, 4))).keys()

@@ -41,8 +41,8 @@ def is_right(bench: Bench, bounds: tuple[int, int]) -> bool:
     """Whether the slice that it runs is the one that would be loaded afresh."""
     span = Span(first=bounds[0], end=bounds[1], count=COUNT)
     fresh, own = Slice.load(bench.files, span, "float32"), bench.slice()
-    assert fresh.parts.of.keys() == own.parts.of.keys()
-    pairs = zip(*(arrays_of((*part.parts.of.values(),)) for part in (fresh, own)), strict=True)
+    assert fresh.parts.keys() == own.parts.keys()
+    pairs = zip(*(arrays_of(part.parts) for part in (fresh, own)), strict=True)
     return own.span == span and all(np.array_equal(weight, ours) for weight, ours in pairs)
 
 
@@ -57,12 +57,12 @@ def test_what_is_made_ready_is_there_when_it_is_assigned_and_the_other_runs_unti
     assert made.load_s == 0
     assert seen == [beside.NICENESS], "the thread that loads has a low priority"
     assert bench.slice() is before
-    shared = [before.parts.layer(number) for number in (2, 3)]
+    shared = [before.parts[number] for number in (2, 3)]
     bench.progress.clear()
     assert bench.load(3, NEXT).reused
     assert bench.progress == ["asking for weights"], "nothing is loaded"
     found = bench.slice().parts
-    assert all(found.layer(number) is layer for number, layer in zip((2, 3), shared, strict=True))
+    assert all(found[number] is layer for number, layer in zip((2, 3), shared, strict=True))
     assert is_right(bench, NEXT)
 
 

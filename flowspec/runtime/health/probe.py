@@ -28,7 +28,7 @@ from flowspec.model.engines import engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.parts import LayerShape, Linear, Packed, Plain
 from flowspec.model.slice import Slice
-from flowspec.model.weights import EMBEDDING, SliceParts, Span, arrays_of
+from flowspec.model.weights import EMBEDDING, SliceParts, Span, held_bytes
 from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, DeviceProfile, KernelRates
 
 RUNS, ENOUGH_S = 5, 0.05
@@ -92,7 +92,7 @@ class _Cpu(Measured):
             matrix = engine.matrix(engine.cast(np.full(size, 0.5, np.float32)))
         run = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
         given = engine.cast(np.full((rows, inputs), 0.5, np.float32))
-        return partial(run, given), sum(each.nbytes for each in arrays_of(matrix))
+        return partial(run, given), held_bytes(matrix)
 
     def overheads(self) -> tuple[float, float]:
         few, many = TINY_LAYERS
@@ -212,7 +212,7 @@ def _tiny_pass(count: int) -> Task:
         zeros = engine.zeros(parameter.shape, engine.dtype)
         values[name] = (engine.matrix(zeros),) if parameter.role == "matrix" else zeros
     parts = SliceParts(dict.fromkeys(range(count), shape.parts(values, spec.eps, engine)))
-    parts.of[EMBEDDING] = Plain(engine.zeros((1, width), engine.dtype))
+    parts[EMBEDDING] = Plain(engine.zeros((1, width), engine.dtype))
     none, is_seen = np.zeros(1, np.int64), np.ones((1, 1), np.bool_)
     own = JobPart(
         request=0,

@@ -36,7 +36,7 @@ from tests.runtime.weights.test_receive import ASSIGN
 
 
 def parameters(part: Slice) -> list[Array]:
-    return [*arrays_of((*part.parts.of.values(),))]
+    return [*arrays_of(part.parts)]
 
 
 def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
