@@ -20,15 +20,19 @@ from flowspec.model.tensors import Extent, Tensors
 
 NUMBERS = ("F64", "F32", "BF16", "F16")
 """The dtypes that are loaded, by the names that these files have for them."""
-FLOATS8 = "F8_E4M3"
-LEVELS = ("I64", "I32", "I8", "U8", FLOATS8)
+LEVELS = ("I64", "I32", "I8", "U8", "F8_E4M3")
 """Those that quantised checkpoints have beside them."""
 DTYPES: Mapping[str, np.dtype[Any]] = {
     **{"F64": np.dtype("f8"), "F32": np.dtype("f4"), "BF16": np.dtype("u2"), "F16": np.dtype("f2")},
     **{"I64": np.dtype("i8"), "I32": np.dtype("i4"), "I16": np.dtype("i2"), "I8": np.dtype("i1")},
-    **{"U8": np.dtype("u1"), FLOATS8: np.dtype("u1"), "BOOL": np.dtype("?")},
+    **{"U8": np.dtype("u1"), "F8_E4M3": np.dtype("u1"), "BOOL": np.dtype("?")},
 }
 """As numpy has them; of bfloat16, and of floats of 8 bits, their bits."""
+_BITS = np.arange(256, dtype=np.uint16)
+_AS_FLOAT16 = ((_BITS & 128) << 8 | (_BITS & 127) << 7).view(np.float16)
+"""Of the same fractions as floats of 8 bits, whose exponents count from a place 8 further up."""
+FLOATS8: F32 = np.where(_BITS & 127 == 127, np.float32(np.nan), _AS_FLOAT16.astype(np.float32) * 256)
+"""The numbers that floats of 8 bits (E4M3, without infinite ones) are, by their bits."""
 
 
 def read_header(path: Path) -> dict[str, Extent]:
@@ -80,22 +84,6 @@ def load_mapped(path: Path) -> dict[str, npt.NDArray[Any]]:
     return {name: mapped(extent) for name, extent in read_header(path).items()}
 
 
-def floats8(bits: npt.NDArray[np.uint8]) -> F32:
-    """The numbers that floats of 8 bits (E4M3, without infinite ones) are."""
-    return _FLOATS8[bits]
-
-
-def _all_floats8() -> F32:
-    """As float16 of the same fraction, whose exponents count from a place 8 further down."""
-    bits = np.arange(256, dtype=np.uint16)
-    found = ((bits & 128) << 8 | (bits & 127) << 7).view(np.float16).astype(np.float32) * np.float32(256)
-    found[[127, 255]] = np.nan
-    return found
-
-
-_FLOATS8 = _all_floats8()
-
-
 class RawTensors(Tensors):
     """Tensors that lie in files as raw bytes, each in its `extent`."""
 
@@ -105,10 +93,6 @@ class RawTensors(Tensors):
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self.extent(name).shape
-
-    def level_type(self, name: str) -> str:
-        dtype = self.extent(name).dtype
-        return dtype if dtype in LEVELS else ""
 
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         """Over the memory-mapped file, as `mapped`."""

@@ -70,11 +70,6 @@ class Tensors(ABC):
         """The tensors that it is read from, by the names that files have for them."""
         return (name,)
 
-    def level_type(self, name: str) -> str:
-        """What files call the dtype of a tensor of levels, which are no numbers without their scales; else
-        empty."""
-        return ""
-
     def form(self, name: str) -> str:
         """ggml's name of the form in which a file packs a tensor, one of `arithmetic.packed.FORMS`; empty for
         one of numbers, or packed in another way."""
@@ -184,7 +179,6 @@ class TensorsOver(Tensors):
     shape = _asked(Tensors.shape)
     load = _asked(Tensors.load)
     files_of = _asked(Tensors.files_of)
-    level_type = _asked(Tensors.level_type)
     form = _asked(Tensors.form)
     is_rounded_anew = _asked(Tensors.is_rounded_anew)
     input_order = _asked(Tensors.input_order)
@@ -235,9 +229,6 @@ class _Viewed(Tensors):
 
     def files_of(self, name: str) -> tuple[str, ...]:
         return self._raw.files_of(self._views[name].tensor)
-
-    def level_type(self, name: str) -> str:
-        return self._raw.level_type(self._views[name].tensor)
 
     def shape(self, name: str) -> tuple[int, ...]:
         tensor, of, _ = self._views[name]

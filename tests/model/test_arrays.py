@@ -15,7 +15,7 @@ from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, Numbers, fill, narrowed, room, widened
 from flowspec.model.gpu import array_of, tensor_of
 from flowspec.model.rounding import ROUNDINGS
-from flowspec.model.safetensors_file import floats8, load_mapped
+from flowspec.model.safetensors_file import FLOATS8, load_mapped
 
 FREE = (
     *("files", "tensors", "safetensors_file", "joined_experts", "layer_by_layer", "pickled_file", "rounding"),
@@ -61,9 +61,8 @@ def test_numbers_are_narrowed_and_widened_as_by_torch(dtype: str, low: int) -> N
 
 
 def test_floats_of_8_bits_are_those_of_torch() -> None:
-    codes = np.arange(256, dtype=np.uint8)
-    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
-    assert np.array_equal(floats8(codes), expected, equal_nan=True)
+    expected = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(FLOATS8, expected, equal_nan=True)
 
 
 def test_whole_numbers_stay_such_and_room_begins_with_a_line_of_the_cache() -> None:

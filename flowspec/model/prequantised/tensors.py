@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.arrays import F32, I64, Numbers, fill_up, narrowed, widened
+from flowspec.model.arithmetic.arrays import DTYPES, F32, I64, Numbers, fill_up, narrowed, widened
 from flowspec.model.arithmetic.packed import FORMS, GROUP, LEVELS_FLOAT, Levels
 from flowspec.model.prequantised.scheme import AWQ, FLOATS, FOURS, GPTQ, PACKED, TENSORS, Scheme
-from flowspec.model.safetensors_file import FLOATS8, floats8
+from flowspec.model.safetensors_file import FLOATS8
 from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -76,10 +76,11 @@ class PrequantisedTensors(Tensors):
             made = np.empty(shape, np.float32)
             self.copy_into(name, made)
             return made
-        if kind := self._raw.level_type(name):
+        found = self._raw.load(name, shape)
+        if found.dtype.kind != "f" and found.dtype != DTYPES["bfloat16"]:
             scales = " or ".join(TENSORS[self._scheme.layout][1])
-            self._refuse(name, f"holds levels ({kind}), but the checkpoint has no {scales} for it")
-        return self._raw.load(name, shape)
+            self._refuse(name, f"holds levels ({found.dtype}), but the checkpoint has no {scales} for it")
+        return found
 
     @np.errstate(all="ignore")  # what is no number shows by itself
     def rows(self, name: str, first: int, end: int) -> Numbers:
@@ -190,7 +191,7 @@ class PrequantisedTensors(Tensors):
     def _floats(self, name: str, some: slice) -> Portion:
         outputs, inputs = shape = self.shape(name)
         words, scales = self._raw.load(name, shape)[some], self._files[name][1]
-        numbers = floats8(words) if self._raw.level_type(name) == FLOATS8 else widened(words)
+        numbers = FLOATS8[words] if words.dtype == np.uint8 else widened(words)
         if self._scheme.block is None:
             return numbers, self._scales(name, scales, 1, some)
         rows, columns = self._scheme.block
