@@ -94,13 +94,12 @@ def run(args: argparse.Namespace) -> int:
 
     if is_offline_mode():
         return _offline(args, repository, file)
-    sizes = hub_sizes(repository)
-    found = choices_of(repository, sizes)
-    check_any(found, repository, sizes)
+    found = choices_of(repository, hub_sizes(repository))
     if file:
         found = [choice for choice in found if file in choice.sizes]
         if not found:
             raise InputError(f"{repository!r} on the hub has no {file}, or not all parts of it")
+    check_any(found, repository)
     outlooks = _outlooks(args, repository, found)
     if args.list:
         _tell(args, repository, outlooks, None)

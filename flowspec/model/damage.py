@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -45,26 +46,23 @@ def is_gguf_file(path: Path) -> bool:
 def advice(path: Path, otherwise: str = "copy it again") -> str:
     """What a file that cannot be read is by its first bytes, and what to do; else `otherwise`."""
     head = read_head(path)
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if not head:
-        return "it is empty; fetch it again"
-    if head.startswith(_LFS):
-        return f"it is a pointer that git-lfs left in its place; run `git lfs pull` there, or {_FETCH}"
-    if text.startswith(_PAGE):
-        return f"it is a web page that was saved in its place; {_FETCH}"
-    if text.startswith(b"{") and path.suffix not in (".json", ".jinja"):
-        return f"it is JSON, such as a server's answer that was saved in its place; {_FETCH}"
-    if head.startswith(GGUF_MAGIC) and path.suffix.lower() != ".gguf":
-        return f"it is a GGUF file; give it by itself: --model {path}"
-    if head.startswith(ZIP_MAGIC):
-        torch = ", as torch.save writes it; docs/security.md tells how to convert one"
-        return f"it is a zip archive{'; unpack it first' if path.suffix == '.json' else torch}"
-    for magic, name in _PACKED.items():
-        if head.startswith(magic):
-            return f"it is packed with {name}; unpack it first"
-    if not any(head):
-        return f"it begins with zeros, so its download was not finished; {_FETCH}"
-    return otherwise
+    text, suffix = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower(), path.suffix.lower()
+    packed = next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
+    is_json = text.startswith(b"{") and suffix not in (".json", ".jinja")
+    is_gguf = head.startswith(GGUF_MAGIC) and suffix != ".gguf"
+    torch = ", as torch.save writes it; docs/security.md tells how to convert one"
+    cure = "; unpack it first" if suffix == ".json" else torch
+    kinds = (
+        (not head, "is empty; fetch it again"),
+        (head.startswith(_LFS), f"is a pointer that git-lfs left; run `git lfs pull` there, or {_FETCH}"),
+        (text.startswith(_PAGE), f"is a web page that was saved in its place; {_FETCH}"),
+        (is_json, f"is JSON, such as a server's answer that was saved in its place; {_FETCH}"),
+        (is_gguf, f"is a GGUF file; give it by itself: --model {path}"),
+        (head.startswith(ZIP_MAGIC), f"is a zip archive{cure}"),
+        (packed, f"is packed with {packed}; unpack it first"),
+        (not any(head), f"begins with zeros, so its download was not finished; {_FETCH}"),
+    )
+    return next((f"it {text}" for is_so, text in kinds if is_so), otherwise)
 
 
 def advice_for_json(path: Path) -> str:
@@ -100,15 +98,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Any, left: int = _DEPTH_MAX) -> None:
     """Raises `ValueError` for lists and objects so deep in each other that showing or copying them could
     exhaust Python's stack."""
-    level: list[Any] = [[value]]
-    for _ in range(_DEPTH_MAX):
-        entries = [entry for each in level for entry in (each.values() if isinstance(each, dict) else each)]
-        level = [entry for entry in entries if isinstance(entry, dict | list)]
-    if level:
-        raise ValueError(f"it is nested more than {_DEPTH_MAX} deep")
+    if isinstance(value, dict | list):
+        if not left:
+            raise ValueError(f"it is nested more than {_DEPTH_MAX} deep")
+        for each in value.values() if isinstance(value, dict) else value:
+            _check_depth(each, left - 1)
 
 
 def check_inside(path: Path, folder: Path) -> None:
@@ -134,24 +131,19 @@ def check_written(extents: Iterable[Extent]) -> None:
     for path, group in groupby(placed, key=lambda each: each.path):
         tensors = list(group)
         with path.open("rb") as file:
-            descriptor = file.fileno()
-            for is_zero, members in groupby(tensors, partial(_has_only_zeros, descriptor)):
-                run = list(members)
+            is_zero = partial(_is_zero, file.fileno())
+            known = [(is_zero(each.offset, each.size_bytes), each) for each in tensors]
+            for are_zeros, members in groupby(known, itemgetter(0)):
+                run = [each for _, each in members]
                 begin, end = run[0].offset, run[-1].offset + run[-1].size_bytes
                 is_matrix = any(len(each.shape) > 1 for each in run)
-                goes_on = run[-1] is tensors[-1] or _is_zero(descriptor, end, _EDGE_BYTES)
-                is_begun = run[0] is not tensors[0] and _is_zero(
-                    descriptor, max(0, begin - _EDGE_BYTES), _EDGE_BYTES
-                )
-                if is_zero and is_matrix and (goes_on or is_begun):
+                goes_on = run[-1] is tensors[-1] or is_zero(end, _EDGE_BYTES)
+                is_begun = run[0] is not tensors[0] and is_zero(max(0, begin - _EDGE_BYTES), _EDGE_BYTES)
+                if are_zeros and is_matrix and (goes_on or is_begun):
                     raise InputError(
                         f"{path} was not written to its end: {end - begin} bytes of weights from byte "
                         f"{begin} on are zeros, as a download leaves them that is cut off; fetch it again"
                     )
-
-
-def _has_only_zeros(descriptor: int, tensor: Extent) -> bool:
-    return _is_zero(descriptor, tensor.offset, tensor.size_bytes)
 
 
 def _is_zero(descriptor: int, offset: int, size: int) -> bool:

@@ -11,13 +11,8 @@ _NO_MEMORY = (
 )
 _NO_MEMORY_TO_IMPORT = ("memoryerror", "memory runs out", "bad_alloc", "failed to map segment")
 _LOST = (
-    "illegal memory access",
-    "illegal instruction",
-    "device-side assert",
-    "misaligned address",
-    "unspecified launch failure",
-    "launch timed out",
-    "uncorrectable ecc",
+    *("illegal memory access", "illegal instruction", "device-side assert", "misaligned address"),
+    *("unspecified launch failure", "launch timed out", "uncorrectable ecc"),
 )
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ USUAL = ("Q4_K_M", "Q4_0", CHECKPOINT)
 """What is taken where nobody says, the first that is there."""
 _QUANT = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
-_PICKLES = re.compile(r"pytorch_model(-\d{5}-of-\d{5})?\.bin")
 _HEADER_BYTES = (1 << 23, 1 << 25, 1 << 27)
 """Of a GGUF file, so much is read to see what the model is; more where its vocabulary is longer."""
 
@@ -102,17 +101,14 @@ def cached_sizes(repository: str) -> dict[str, int]:
 def hub_sizes(repository: str) -> dict[str, int]:
     """The files of `owner/name` on the hub and their bytes. Raises `InputError` where it cannot tell."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         told = HfApi().model_info(repository, files_metadata=True).siblings or []
-    except GatedRepoError:
+    except RepositoryNotFoundError:  # also of one that needs a token
         raise InputError(
-            f"{repository!r} on the hub is for those whom its owner lets in: ask there, and set HF_TOKEN"
-        ) from None
-    except RepositoryNotFoundError:
-        raise InputError(
-            f"there is no model {repository!r} on the hub, or it is for those with a token: set HF_TOKEN"
+            f"there is no model {repository!r} on the hub, or it is for those whom its owner lets in: ask "
+            "there, and set HF_TOKEN"
         ) from None
     except _unreachable() as error:
         raise InputError(
@@ -176,8 +172,6 @@ def choices_of(repository: str, sizes: Mapping[str, int]) -> list[Choice]:
 
 def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
     """The one that is asked for, else the usual one; raises `InputError` naming those that there are."""
-    if not choices:
-        raise InputError(f"{repository!r} on the hub has no safetensors and no GGUF files")
     for name in USUAL if quant is None else (quant,):
         same = [choice for choice in choices if choice.name.lower() == name.lower()]
         if len(same) > 1:
@@ -192,12 +186,12 @@ def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
     raise InputError(f"{repository!r} on the hub: {asked} with one of {names}")
 
 
-def check_any(choices: list[Choice], repository: str, names: Iterable[str]) -> None:
-    """Raises `InputError` where a repository with files of these `names` has pickles alone."""
-    if not choices and any(_PICKLES.fullmatch(name) for name in names):
+def check_any(choices: list[Choice], repository: str) -> None:
+    """Raises `InputError` where a repository has nothing to choose."""
+    if not choices:
         raise InputError(
-            f"{repository!r} on the hub has its weights as .bin alone, a pickle: if it is an EAGLE head, "
-            f"--drafter {repository} downloads it; a model is to be converted first (docs/security.md)"
+            f"{repository!r} on the hub has no safetensors and no GGUF files; if it is an EAGLE head in "
+            f".bin, --drafter {repository} downloads it; a model is to be converted first (docs/security.md)"
         )
 
 

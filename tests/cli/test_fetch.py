@@ -12,7 +12,7 @@ from huggingface_hub import constants
 from flowspec.bench.checkpoints import make_variant
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.hub import CHECKPOINT, check_any, choices_of, chosen
+from flowspec.model.hub import CHECKPOINT, choices_of, chosen
 from tests.cli.running import Ended, Run
 from tests.ggufs import convert, make
 from tests.hub import MODEL, FakeHub
@@ -46,21 +46,11 @@ def test_choices_are_named_as_people_name_them() -> None:
         ("Q2_K", found, "has no Q2_K; expected --quant with one of odd, IQ4_NL, Q4_K_M"),
         (None, found[3:5], "expected --quant with one of Q8_0, BF16"),
         ("Q8_0", [found[3], found[3]], "several files of Q8_0: give one of m.q8_0.gguf"),
-        (None, [], "has no safetensors and no GGUF files"),
     ):
         with pytest.raises(InputError) as caught:
             chosen(given, quant, MODEL)
         assert expected in str(caught.value)
     assert chosen(found[3:4], None, MODEL) is found[3]
-
-
-def test_weights_that_are_pickles_are_told_of() -> None:
-    for names in (["pytorch_model.bin"], ["pytorch_model-00001-of-00002.bin", "config.json"]):
-        with pytest.raises(InputError, match=f"as .bin alone, a pickle: .* --drafter {MODEL} downloads it"):
-            check_any([], MODEL, names)
-    check_any([], MODEL, ["config.json"])
-    sizes = {"config.json": 1, "model.safetensors": 2, "pytorch_model.bin": 2}
-    check_any(choices_of(MODEL, sizes), MODEL, sizes)
 
 
 @pytest.fixture
@@ -151,6 +141,7 @@ def test_what_the_hub_does_not_have_or_a_hub_that_is_not_reached_is_named(
     wanted = {
         ("owner/other",): "there is no model 'owner/other' on the hub",
         (f"{MODEL}/x.gguf",): f"'{MODEL}' on the hub has no x.gguf, or not all parts of it",
+        (MODEL, "--list"): f"if it is an EAGLE head in .bin, --drafter {MODEL} downloads it",
         (MODEL, "--quant", "Q4_0"): "has no safetensors and no GGUF files",
     }
     for words, expected in wanted.items():
