@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
@@ -200,13 +199,10 @@ class ModelFiles:
         try:
             check_config(whole, path)
             raw = raw_decoder_config(whole)
-            layers, context = raw.get("num_hidden_layers"), raw.get("max_position_embeddings", 2)
-            if type(layers) is not int or not 1 <= layers <= limits.LAYERS_MAX:
-                problem = f"num_hidden_layers: expected 1 to {limits.LAYERS_MAX}, got {layers!r:.80}"
-                raise InputError(f"{path}: {problem}")
-            if type(context) is not int or context < 2:
-                problem = f"max_position_embeddings: expected a number from 2, got {context!r:.80}"
-                raise InputError(f"{path}: {problem}")
+            for name, least, otherwise in (("num_hidden_layers", 1, None), ("max_position_embeddings", 2, 2)):
+                value = raw.get(name, otherwise)
+                if type(value) is not int or value < least:  # what is too large has been refused
+                    raise InputError(f"{path}: {name}: expected a number from {least}, got {value!r:.80}")
             return raw
         except InputError:
             check_family(whole, self.model)  # another family's fields have other names and meanings
@@ -239,8 +235,8 @@ class ModelFiles:
         except InputError:
             raise
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
-            text = " ".join(str(error).split())  # some of these errors say what is wrong on their second line
-            line = first_line(ValueError(text))
+            # Some of these errors say what is wrong on their second line.
+            line = first_line(ValueError(" ".join(str(error).split())))
             raise InputError(f"cannot read the {name} of {self.model!r}: {line}") from None
 
     @functools.cached_property

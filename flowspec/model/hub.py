@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import huggingface_hub  # of which a name is loaded when it is used
+
 from flowspec.core.protocol.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError, first_line
 from flowspec.model.gguf.names import is_gguf, parts_of
@@ -38,13 +40,12 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
 
     Raises `InputError` when nothing of the model is cached and it cannot be, or may not be, fetched.
     """
-    from huggingface_hub import hf_hub_download, is_offline_mode
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
-        return Path(hf_hub_download(repository, name, local_files_only=not may_fetch))
+        return Path(huggingface_hub.hf_hub_download(repository, name, local_files_only=not may_fetch))
     except LocalEntryNotFoundError:
-        is_offline = is_offline_mode()
+        is_offline = huggingface_hub.is_offline_mode()
         if (is_offline or not may_fetch) and cached(repository, "config.json") is not None:
             return None  # the cache has the model and not this file: most models lack some
         why = "nothing is fetched here; `flowspec fetch` gets a model"
@@ -57,7 +58,7 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
         ) from None
     except EntryNotFoundError:
         return None
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot get {name} of {repository!r} from the hub: {first_line(error)}") from None
 
 
@@ -74,16 +75,12 @@ def _folder(repository: str) -> Path:
 
 def is_fetched(repository: str) -> bool:
     """Whether the cache has something of `owner/name`, or all there is to use is what it has."""
-    from huggingface_hub import is_offline_mode
-
-    return is_offline_mode() or _folder(repository).is_dir()
+    return huggingface_hub.is_offline_mode() or _folder(repository).is_dir()
 
 
 def cached(repository: str, name: str) -> Path | None:
     """A file of `owner/name` that is in the hub's cache here."""
-    from huggingface_hub import try_to_load_from_cache
-
-    found = try_to_load_from_cache(repository, name)
+    found = huggingface_hub.try_to_load_from_cache(repository, name)
     return Path(found) if isinstance(found, str) else None
 
 
@@ -100,11 +97,10 @@ def cached_sizes(repository: str) -> dict[str, int]:
 
 def hub_sizes(repository: str) -> dict[str, int]:
     """The files of `owner/name` on the hub and their bytes. Raises `InputError` where it cannot tell."""
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        told = HfApi().model_info(repository, files_metadata=True).siblings or []
+        told = huggingface_hub.HfApi().model_info(repository, files_metadata=True).siblings or []
     except RepositoryNotFoundError:  # also of one that needs a token
         raise InputError(
             f"there is no model {repository!r} on the hub, or it is for those whom its owner lets in: ask "
@@ -199,14 +195,14 @@ def write_headers(repository: str, choice: Choice, folder: Path) -> Iterator[Pat
     """The main file of a GGUF choice, with the others beside it: as long as they are on the hub, of which
     only the beginning is there, enough to read what the model is; again with more of it for whom it was not.
     """
-    from huggingface_hub import hf_hub_url
     from huggingface_hub.utils import build_hf_headers, get_session
 
     for header_bytes in _HEADER_BYTES:
         for name, size in choice.sizes.items():
             headers = {**build_hf_headers(), "Range": f"bytes=0-{header_bytes - 1}"}
             try:
-                answer = get_session().get(hf_hub_url(repository, name), headers=headers)
+                url = huggingface_hub.hf_hub_url(repository, name)
+                answer = get_session().get(url, headers=headers)
                 answer.raise_for_status()
             except _unreachable() as error:
                 text = f"cannot read {name} of {repository!r} on the hub: {first_line(error)}"

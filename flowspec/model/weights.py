@@ -277,59 +277,56 @@ def load_parts(
     return found
 
 
+@dataclass(slots=True)
 class _Reader:
     """Reads the parameters of a slice, each one that several share once."""
 
-    def __init__(
-        self,
-        tensors: Tensors,
-        dtype: str,
-        engine: Engine,
-        store: RoundedStore | None,
-        progress: Callable[[float], None],
-    ) -> None:
-        self._tensors, self._dtype, self._engine, self._store = tensors, dtype, engine, store
-        self._progress = progress
-        self._done = self._count = 0
+    tensors: Tensors
+    dtype: str
+    engine: Engine
+    store: RoundedStore | None
+    progress: Callable[[float], None]
+    done: int = 0
+    count: int = 0
 
     def read(self, weights: Sequence[Weight]) -> Iterator[tuple[Weight, Any]]:
         """Arrays; of matrices and tables tuples of matrices, one below another, of experts one for each."""
-        self._count = sum(len(weight.parts) for weight in weights)
+        self.count = sum(len(weight.parts) for weight in weights)
         held = self._tables([weight for weight in weights if weight.tensors[0].endswith(TABLE)])
         for weight in weights:
-            key, end = (weight.tensors, weight.is_packed), self._done + len(weight.parts)
+            key, end = (weight.tensors, weight.is_packed), self.done + len(weight.parts)
             if key not in held:
                 held[key] = self._value(weight)
-            self._done = end - 1
+            self.done = end - 1
             self._step()
             yield weight, held[key]
 
     def _tables(self, tables: list[Weight]) -> dict[tuple[tuple[str, ...], bool], Any]:
         """Those of all layers together: what files have of them lies side by side."""
         shapes = {each.tensors[0]: each.shape for each in tables if each.is_packed}
-        panels = self._tensors.panels_together(shapes)
+        panels = self.tensors.panels_together(shapes)
         plain = {each.tensors[0]: self._room(each) for each in tables if not each.is_packed}
-        self._tensors.copy_together(plain)
+        self.tensors.copy_together(plain)
         held: dict[tuple[tuple[str, ...], bool], Any] = {}
         while panels:
             name, own = panels.popitem()
             held[(name,), True] = (self._filed(name, own, shapes[name][0]),)
         while plain:
             name, numbers = plain.popitem()
-            held[(name,), False] = (self._engine.matrix(self._engine.array(numbers)),)
+            held[(name,), False] = (self.engine.matrix(self.engine.array(numbers)),)
         return held
 
     def _value(self, weight: Weight) -> Any:
         if weight.role not in ("matrix", "experts", "table"):
-            return self._engine.array(self._numbers(weight))
+            return self.engine.array(self._numbers(weight))
         if not weight.is_packed:
-            array = self._engine.array(self._numbers(weight))
-            matrices = [*map(self._engine.matrix, array if weight.role == "experts" else [array])]
-        elif self._dtype == FILED:
+            array = self.engine.array(self._numbers(weight))
+            matrices = [*map(self.engine.matrix, array if weight.role == "experts" else [array])]
+        elif self.dtype == FILED:
             matrices = []
             for name, part in weight.parts.items():
                 shape = np.broadcast_to(np.uint8(0), weight.shape)[part].shape
-                matrices.append(self._filed(name, self._tensors.panels(name, shape), shape[0]))
+                matrices.append(self._filed(name, self.tensors.panels(name, shape), shape[0]))
                 self._step()
         else:
             matrices = self._rounded(weight)
@@ -339,35 +336,35 @@ class _Reader:
         return tuple(tuple(matrices[first : first + each]) for first in range(0, len(matrices), each))
 
     def _filed(self, name: str, panels: Panels, outputs: int) -> Matrix:
-        return self._engine.filed_matrix(self._tensors.form(name), panels, outputs)
+        return self.engine.filed_matrix(self.tensors.form(name), panels, outputs)
 
     def _rounded(self, weight: Weight) -> list[Matrix]:
         *_, outputs, inputs = weight.shape
 
         def make() -> Rounded:
-            return ROUNDINGS[self._dtype].round(self._numbers(weight).reshape(-1, inputs))
+            return ROUNDINGS[self.dtype].round(self._numbers(weight).reshape(-1, inputs))
 
-        rounded = make() if self._store is None else self._store.get(weight, make)
+        rounded = make() if self.store is None else self.store.get(weight, make)
         matrices = []
         for first in range(0, math.prod(weight.shape[:-1]), outputs):
             own = {name: part[first : first + outputs] for name, part in rounded.items()}
-            matrices.append(self._engine.rounded_matrix(self._dtype, own, inputs=inputs))
+            matrices.append(self.engine.rounded_matrix(self.dtype, own, inputs=inputs))
         return matrices
 
     def _numbers(self, weight: Weight) -> Any:
         values = self._room(weight)
         for name, part in weight.parts.items():
-            self._tensors.copy_into(name, values[part])
+            self.tensors.copy_into(name, values[part])
             self._step()
         return values
 
     def _room(self, weight: Weight) -> Any:
-        kind = "float32" if weight.role in ("exact", "number") else ACTIVATIONS[self._dtype]
+        kind = "float32" if weight.role in ("exact", "number") else ACTIVATIONS[self.dtype]
         return room(weight.shape, DTYPES[kind])  # aligned, unlike the file's
 
     def _step(self) -> None:
-        self._done += 1
-        self._progress(self._done / self._count)
+        self.done += 1
+        self.progress(self.done / self.count)
 
 
 def check_all_used(spec: ModelSpec, span: Span, weights: Sequence[Weight], tensors: Tensors) -> None:
