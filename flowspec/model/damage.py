@@ -38,11 +38,6 @@ def read_head(path: Path) -> bytes:
         return b""
 
 
-def is_gguf_file(path: Path) -> bool:
-    """Whether a file is GGUF by its first bytes, whatever its name is."""
-    return path.is_file() and read_head(path).startswith(GGUF_MAGIC)
-
-
 def advice(path: Path, otherwise: str = "copy it again") -> str:
     """What a file that cannot be read is by its first bytes, and what to do; else `otherwise`."""
     head = read_head(path)
@@ -65,17 +60,6 @@ def advice(path: Path, otherwise: str = "copy it again") -> str:
     return next((f"it {text}" for is_so, text in kinds if is_so), otherwise)
 
 
-def advice_for_json(path: Path) -> str:
-    """`advice`, also for JSON that breaks off; empty where the file is whole, or is no JSON by its name."""
-    found = advice(path, "")
-    if not found and path.suffix == ".json":
-        try:
-            json.loads(path.read_bytes())
-        except (ValueError, RecursionError) as error:
-            return f"{path.name} is no whole JSON ({error!s:.80}); {_FETCH}"
-    return found
-
-
 def instead(path: Path, error: Exception) -> str:
     """What follows the words that a file is not what its name says: what it is, if that can be told, else how
     reading it failed."""
@@ -91,7 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
         raw = json.loads(read_text(path))
         _check_depth(raw)
     except (OSError, ValueError, RecursionError) as error:
-        found = advice(path, f"it cannot be read ({why_unread(error)})")
+        found = advice(path, f"it cannot be read ({why_unread(error)}); {_FETCH}")
         raise InputError(f"{path}: expected JSON, but {found}") from None
     if not isinstance(raw, dict):
         raise InputError(f"{path}: expected a JSON object, got {raw!r:.80}")

@@ -17,7 +17,7 @@ from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
-from flowspec.model.damage import advice, check_inside, check_written, is_gguf_file, read_json
+from flowspec.model.damage import GGUF_MAGIC, advice, check_inside, check_written, read_head, read_json
 from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile
@@ -327,7 +327,7 @@ class ModelFiles:
 
 def _is_local_gguf(model: str) -> bool:
     """By its name or, as Ollama's blobs have no names, its first bytes."""
-    return os.path.isfile(model) and (is_gguf(model) or is_gguf_file(Path(model)))
+    return os.path.isfile(model) and (is_gguf(model) or read_head(Path(model)).startswith(GGUF_MAGIC))
 
 
 def _only_gguf(folder: Path) -> Path | None:

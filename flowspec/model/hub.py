@@ -138,11 +138,6 @@ class Choice:
     def size_bytes(self) -> int:
         return sum(self.sizes.values())
 
-    @property
-    def main(self) -> str:
-        """The file that others are named after, or the first."""
-        return next(iter(self.sizes))
-
 
 def choices_of(repository: str, sizes: Mapping[str, int]) -> list[Choice]:
     """By the names of a repository's files and their bytes, small ones first; a checkpoint comes last."""
@@ -171,7 +166,7 @@ def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
     for name in USUAL if quant is None else (quant,):
         same = [choice for choice in choices if choice.name.lower() == name.lower()]
         if len(same) > 1:
-            files = ", ".join(choice.main for choice in same)
+            files = ", ".join(choice.model for choice in same)
             raise InputError(f"{repository!r} on the hub has several files of {name}: give one of {files}")
         if same:
             return same[0]
@@ -192,7 +187,7 @@ def check_any(choices: list[Choice], repository: str) -> None:
 
 
 def write_headers(repository: str, choice: Choice, folder: Path) -> Iterator[Path]:
-    """The main file of a GGUF choice, with the others beside it: as long as they are on the hub, of which
+    """The first file of a GGUF choice, with the others beside it: as long as they are on the hub, of which
     only the beginning is there, enough to read what the model is; again with more of it for whom it was not.
     """
     from huggingface_hub.utils import build_hf_headers, get_session
@@ -210,7 +205,7 @@ def write_headers(repository: str, choice: Choice, folder: Path) -> Iterator[Pat
             with (folder / Path(name).name).open("wb") as file:
                 file.write(answer.content[:size])
                 file.truncate(size)
-        yield folder / Path(choice.main).name
+        yield folder / Path(choice.model).name
 
 
 # --------------------------------------------------------------------------------------- for a daemon

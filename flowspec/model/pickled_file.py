@@ -89,9 +89,9 @@ class Unpickler(pickle._Unpickler):
 def read_pickled(path: Path) -> dict[str, Extent]:
     """Where each tensor of a file lies, as `read_header` of safetensors; no number is read. Raises
     `InputError` for another file, and for a pickle of anything else."""
+    if not read_head(path).startswith(ZIP_MAGIC):  # as torch tells one from a pickle of older versions
+        raise InputError(f"{path} is no zip archive, as torch.save writes it; {advice(path)}")
     try:
-        if not read_head(path).startswith(ZIP_MAGIC):  # as torch tells one from a pickle of older versions
-            raise ValueError("it is no zip archive")
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}
             # torch looks for ROOT/data.pkl without minding case, ROOT being the first entry's folder.
@@ -108,10 +108,8 @@ def read_pickled(path: Path) -> dict[str, Extent]:
             raise ValueError("expected names and tensors, got something else")
         return {name: _extent(path, tensor, entries, root) for name, tensor in found.items()}
     except Exception as error:  # noqa: BLE001 - a broken pickle is a broken program
-        is_archive = read_head(path).startswith(ZIP_MAGIC)
-        cure = "copy it again" if is_archive else advice(path)
         raise InputError(
-            f"cannot read {path} as torch.save writes it ({first_line(error)}); {cure}"
+            f"cannot read {path} as torch.save writes it ({first_line(error)}); copy it again"
         ) from None
 
 

@@ -18,7 +18,7 @@ from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
 from flowspec.model.chat_template import HiddenTokens, Rendered, bounded_time, names_in, without_cuts
-from flowspec.model.damage import advice_for_json, check_inside, read_head, read_json
+from flowspec.model.damage import check_inside, read_head, read_json
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.imports import IMPORTING
@@ -378,9 +378,11 @@ def _load(files: ModelFiles) -> Any:
     except InputError:
         raise
     except Exception as error:  # noqa: BLE001 - both libraries raise anything for a broken file
+        for path in paths:
+            if path.suffix == ".json":
+                read_json(path)  # says better what is wrong with it
         text = " ".join(str(error).split())
-        why = next(filter(None, map(advice_for_json, paths)), f"{text:.200}")
-        raise InputError(f"cannot read the tokenizer of {files.model!r}: {why}") from None
+        raise InputError(f"cannot read the tokenizer of {files.model!r}: {text:.200}") from None
 
 
 @contextlib.contextmanager

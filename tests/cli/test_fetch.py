@@ -45,7 +45,7 @@ def test_choices_are_named_as_people_name_them() -> None:
     for quant, given, expected in (
         ("Q2_K", found, "has no Q2_K; expected --quant with one of odd, IQ4_NL, Q4_K_M"),
         (None, found[3:5], "expected --quant with one of Q8_0, BF16"),
-        ("Q8_0", [found[3], found[3]], "several files of Q8_0: give one of m.q8_0.gguf"),
+        ("Q8_0", [found[3], found[3]], f"several files of Q8_0: give one of {MODEL}/m.q8_0.gguf"),
     ):
         with pytest.raises(InputError) as caught:
             chosen(given, quant, MODEL)

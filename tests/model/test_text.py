@@ -413,9 +413,7 @@ def test_a_tokenizer_that_breaks_off_is_named_whatever_lies_beside_it(tmp_path: 
     shutil.copytree(bundled_folder("target"), tmp_path / "m")
     path = tmp_path / "m" / "tokenizer.json"
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(
-        InputError, match=r"tokenizer\.json is no whole JSON \(.*char 3000\)\); `flowspec fetch"
-    ):
+    with pytest.raises(InputError, match=r"tokenizer\.json: expected JSON, .*char 3000\)\); `flowspec fetch"):
         Tokenizer(ModelFiles(str(tmp_path / "m")))
 
 

@@ -39,7 +39,7 @@ LEVELS_FLOAT = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """One of ggml's types: `number` as `canonical.c` counts them; `bits` of a level, from which `offset` is
-    taken; `unit` inputs in a block.
+    taken; `unit` inputs in a block of `block_bytes` in a GGUF file.
 
     `table`: what levels stand for, where it is not themselves. `halves`: how many scales a group has, each of
     a part of its inputs. `has_exponents`: whether scales are powers of two, of which a byte has the exponent.
@@ -50,6 +50,7 @@ class Form:
     number: int
     bits: int
     offset: int
+    block_bytes: int
     unit: int = GROUP
     halves: int = 1
     has_minimum: bool = False
@@ -67,19 +68,14 @@ class Form:
         return PANEL * GROUP * self.bits // 8
 
     @property
-    def scale_bytes(self) -> int:
-        """Of a panel, for each group of a unit that has several."""
-        return 0 if self.groups == 1 else PANEL * 2 if self.halves == 2 else PANEL * 3 // 2
+    def unit_bytes(self) -> int:
+        """Of a panel, for each unit."""
+        return PANEL * self.block_bytes
 
     @property
     def body_bytes(self) -> int:
         """Of a unit, without what is at its end."""
-        return self.groups * (self.level_bytes + self.scale_bytes)
-
-    @property
-    def unit_bytes(self) -> int:
-        """Of a panel, for each unit."""
-        return self.body_bytes + (PANEL if self.has_exponents else 2 * PANEL * (1 + self.has_minimum))
+        return self.unit_bytes - (PANEL if self.has_exponents else 2 * PANEL * (1 + self.has_minimum))
 
     def panel_bytes(self, inputs: int, outputs: int) -> int:
         """Of a matrix."""
@@ -87,16 +83,16 @@ class Form:
 
 
 FORMS: Mapping[str, Form] = {
-    "Q4_0": Form(number=0, bits=4, offset=8),
-    "Q4_1": Form(number=1, bits=4, offset=0, has_minimum=True),
-    "Q5_0": Form(number=2, bits=5, offset=16),
-    "Q5_1": Form(number=3, bits=5, offset=0, has_minimum=True),
-    "Q8_0": Form(number=4, bits=8, offset=128),
-    "Q4_K": Form(number=5, bits=4, offset=0, unit=256, has_minimum=True),
-    "Q5_K": Form(number=6, bits=5, offset=0, unit=256, has_minimum=True),
-    "Q6_K": Form(number=7, bits=6, offset=32, unit=256, halves=2),
-    "IQ4_NL": Form(number=8, bits=4, offset=0, table=LEVELS_4NL),
-    "MXFP4": Form(number=9, bits=4, offset=0, table=LEVELS_FLOAT, has_exponents=True),
+    "Q4_0": Form(number=0, bits=4, offset=8, block_bytes=18),
+    "Q4_1": Form(number=1, bits=4, offset=0, block_bytes=20, has_minimum=True),
+    "Q5_0": Form(number=2, bits=5, offset=16, block_bytes=22),
+    "Q5_1": Form(number=3, bits=5, offset=0, block_bytes=24, has_minimum=True),
+    "Q8_0": Form(number=4, bits=8, offset=128, block_bytes=34),
+    "Q4_K": Form(number=5, bits=4, offset=0, unit=256, block_bytes=144, has_minimum=True),
+    "Q5_K": Form(number=6, bits=5, offset=0, unit=256, block_bytes=176, has_minimum=True),
+    "Q6_K": Form(number=7, bits=6, offset=32, unit=256, block_bytes=210, halves=2),
+    "IQ4_NL": Form(number=8, bits=4, offset=0, block_bytes=18, table=LEVELS_4NL),
+    "MXFP4": Form(number=9, bits=4, offset=0, block_bytes=17, table=LEVELS_FLOAT, has_exponents=True),
 }
 """By the names of ggml's types."""
 Q4_0 = FORMS["Q4_0"]
