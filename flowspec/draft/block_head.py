@@ -37,7 +37,7 @@ from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
 from flowspec.model.support import family_of
-from flowspec.model.weights import held_bytes, lm_head_name
+from flowspec.model.weights import end_names, held_bytes
 
 _FAMILY = FAMILIES["qwen3"]
 _OF_BLOCKS = ("architectures", "auto_map", "is_causal", "model_type", FIELDS)
@@ -142,7 +142,7 @@ class BlockHead:
                 f"{', '.join(unknown[:3])}: not supported"
             )
         tensors = target.tensors()
-        lm_head = lm_head_name(whole, tensors)
+        _, lm_head = end_names(whole, tensors)
 
         def read(name: str, array: npt.NDArray[Any]) -> None:
             if name == _LM_HEAD and name not in own:

@@ -30,7 +30,7 @@ from flowspec.model.sampler import F32
 from flowspec.model.slice import finished
 from flowspec.model.spec import spec_of
 from flowspec.model.tensors import Tensors
-from flowspec.model.weights import embedding_name, held_bytes, lm_head_name
+from flowspec.model.weights import end_names, held_bytes
 
 _UNUSED = {"eagle": {"lm_head.weight"}, "eagle3": {"d2t", "t2d"}}
 """Tensors that published files hold beside the network; EAGLE-1/2 always answers through the target's
@@ -214,11 +214,11 @@ def _shared(
 ) -> dict[str, str]:
     """The parameters that are the target's, each with the tensor's name there: maybe the embedding, and
     `lm_head` where the head has none of its own."""
-    shared = {}
+    shared, (embedding, lm_head) = {}, end_names(target, index)
     if f"{_EMBEDDING}.weight" not in tensors:
-        shared[f"{_EMBEDDING}.weight"] = embedding_name(target, index)
+        shared[f"{_EMBEDDING}.weight"] = embedding
     if not config.has_lm_head and not config.is_tied:
-        shared[f"{_LM_HEAD}.weight"] = lm_head_name(target, index)
+        shared[f"{_LM_HEAD}.weight"] = lm_head
     for name in shared:
         if spec.hidden != target.hidden:
             raise InputError(

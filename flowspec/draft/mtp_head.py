@@ -38,9 +38,8 @@ from flowspec.model.weights import (
     NORM,
     SliceParts,
     Span,
-    embedding_name,
+    end_names,
     family_named,
-    lm_head_name,
     load_parts,
 )
 
@@ -73,8 +72,7 @@ class MtpHead:
         whole, spec = target.config(), target.spec
         layout = find_layout(target, whole, family_named(spec))
         tensors = target.tensors()
-        shared = embedding_name(spec, tensors), lm_head_name(spec, tensors)
-        own = MtpTensors(tensors, layout, len(spec.layers), shared)
+        own = MtpTensors(tensors, layout, len(spec.layers), end_names(spec, tensors))
         of_layer = spec_of(config_of_mtp(whole))
         (layer,) = of_layer.layers
         assert layer.dense is not None, "there is an operation for everything"

@@ -14,7 +14,7 @@ from flowspec.model.engine import Engine
 from flowspec.model.files import ModelFiles
 from flowspec.model.parts import LayerShape, Matrix, Parameter, Plain, Shape
 from flowspec.model.tensors import Tensors
-from flowspec.model.weights import embedding_name
+from flowspec.model.weights import end_names
 
 Shapes = Mapping[str, Shape | LayerShape]
 """Of a drafter's parts, by what files call them."""
@@ -67,7 +67,8 @@ def read_parts(shapes: Shapes, engine: Engine, eps: float, read: Reader) -> dict
 def embedding_rows(target: ModelFiles, tensors: Tensors, dtype: str) -> Matrix:
     """`rows_of` the target's embedding."""
     spec = target.spec
-    return rows_of(tensors, embedding_name(spec, tensors), (spec.vocabulary, spec.hidden), dtype)
+    embedding, _ = end_names(spec, tensors)
+    return rows_of(tensors, embedding, (spec.vocabulary, spec.hidden), dtype)
 
 
 def rows_of(tensors: Tensors, name: str, shape: tuple[int, int], dtype: str) -> Matrix:

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from flowspec.model.arithmetic.arrays import F32, Numbers, fill_up, narrowed, widened
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels
 
-WEIGHT_MAX = 127
 MIDDLE = Q4_0.offset
 ENDS = (-8.0, -7.0, -7.5, -8.5)
 """On which levels of 4 bits a group's largest weight may fall; that is taken by which its weights lose
@@ -33,11 +32,11 @@ _BLOCK = 1 << 16
 
 
 class Rounding(NamedTuple):
-    """How float32 rows `[rows, in]` are rounded, which numbers they are then, and what `[out, in]` takes once
-    it is packed, by its inputs and outputs."""
+    """How float32 rows `[rows, in]` are rounded, which numbers `[rows, in]` they are then, for the reference,
+    and what `[out, in]` takes once it is packed, by its inputs and outputs."""
 
     round_rows: Callable[[F32], Rounded]
-    widen_rows: Callable[[Rounded], F32]
+    widen: Callable[[Rounded, int], F32]
     packed_bytes: Callable[[int, int], int]
 
     @np.errstate(all="ignore")  # what is no number, or infinite, shows by itself
@@ -52,19 +51,15 @@ class Rounding(NamedTuple):
                 found[name][first : first + step] = rows
         return found
 
-    @np.errstate(all="ignore")
-    def widen(self, rounded: Rounded, inputs: int) -> F32:
-        """Rounded weights as numbers `[rows, inputs]`, for the reference."""
-        return self.widen_rows(rounded)[:, :inputs]
-
 
 def _round_int8(numbers: F32) -> Rounded:
-    scales = np.maximum(np.abs(numbers).max(1) / np.float32(WEIGHT_MAX), np.float32(TINY))
+    scales = np.maximum(np.abs(numbers).max(1) / np.float32(127), np.float32(TINY))
     return {"levels": np.rint(numbers / scales[:, None]).astype(np.int8), "scales": scales}
 
 
-def _widen_int8(rounded: Rounded) -> F32:
-    return widened(rounded["levels"]) * rounded["scales"][:, None]
+@np.errstate(all="ignore")
+def _widen_int8(rounded: Rounded, inputs: int) -> F32:
+    return widened(rounded["levels"])[:, :inputs] * rounded["scales"][:, None]
 
 
 def _bytes_int8(inputs: int, outputs: int) -> int:
@@ -110,9 +105,10 @@ def _lost(columns: F32, scale: F32) -> F32:
     return first
 
 
-def _widen_int4(rounded: Rounded) -> F32:
+@np.errstate(all="ignore")
+def _widen_int4(rounded: Rounded, inputs: int) -> F32:
     weights = (widened(spread(rounded).levels) - MIDDLE) * widened(rounded["scales"])[..., None]
-    return weights.reshape(len(weights), -1)
+    return weights.reshape(len(weights), -1)[:, :inputs]
 
 
 def spread(rounded: Rounded) -> Levels:

@@ -146,31 +146,28 @@ def weights_of(spec: ModelSpec, span: Span, tensors: Tensors) -> Iterator[Weight
     """Every parameter of a slice; two that are tied have the same sources."""
     family = family_named(spec)
     prefix, table = family.root(tensors).prefix, (spec.vocabulary, spec.hidden)
+    embedding, lm_head = end_names(spec, tensors)
     if span.is_first:
-        yield Weight(EMBEDDING, "weight", table, "table", {embedding_name(spec, tensors): ()})
+        yield Weight(EMBEDDING, "weight", table, "table", {embedding: ()})
     for layer in range(span.first, span.end):
         for name, parameter in layer_shape(spec, layer, tensors).parameters().items():
             parts = _parts(family, tensors, f"{prefix}layers.{layer}.", name, parameter)
             yield Weight(layer, name, parameter.shape, parameter.role, parts)
     if span.is_last:
         yield Weight(NORM, "weight", (spec.hidden,), "vector", {f"{prefix}{family.last_norm}.weight": ()})
-        yield Weight(LM_HEAD, "weight", table, "matrix", {lm_head_name(spec, tensors): ()})
+        yield Weight(LM_HEAD, "weight", table, "matrix", {lm_head: ()})
 
 
-def embedding_name(spec: ModelSpec, tensors: Tensors) -> str:
-    """The tensor that embeds tokens: `lm_head`'s where the two are tied and the checkpoint has that one
-    only."""
+def end_names(spec: ModelSpec, tensors: Tensors) -> tuple[str, str]:
+    """The tensors that embed tokens and of `lm_head`; where the two are tied and the checkpoint has but one,
+    that for both. `lm_head`'s own counts if there is one, as for transformers, whatever the config says."""
     root = family_named(spec).root(tensors)
-    own = root.prefix + "embed_tokens.weight"
-    return root.lm_head if spec.is_tied and own not in tensors and root.lm_head in tensors else own
-
-
-def lm_head_name(spec: ModelSpec, tensors: Tensors) -> str:
-    """The tensor of `lm_head`: its own if there is one, as transformers does even where the config says that
-    it is tied."""
-    root = family_named(spec).root(tensors)
-    is_tied = spec.is_tied and root.lm_head not in tensors
-    return embedding_name(spec, tensors) if is_tied else root.lm_head
+    names = root.prefix + "embed_tokens.weight", root.lm_head
+    there = [name for name in names if name in tensors]
+    if len(there) == 2 or not spec.is_tied:
+        return names
+    only = there[0] if there else names[0]
+    return only, only
 
 
 def _parts(
