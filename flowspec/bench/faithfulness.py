@@ -26,7 +26,7 @@ from torch import nn
 
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.parts import LAYER_INPUT, LayerShape, Linear, RouterPart, Stack
+from flowspec.model.parts import LAYER_INPUT, LayerShape, Linear, Plain, RouterPart, Stack
 from flowspec.model.reference import Reference, is_inputs_first
 from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.sampler import F32
@@ -321,7 +321,7 @@ def _by_parameter(part: Slice, index: int) -> dict[str, Any]:
     for name, place in shape.places.items():
         made = part.parts[index][name]
         if isinstance(made, RouterPart):
-            made = Linear(inputs=spec.hidden, matrices=(part.engine.matrix(made.weights),))
+            made = Linear(inputs=spec.hidden, matrices=(Plain(made.weights),))
         if isinstance(made, Linear | Stack):
             found |= {place.stem + end: made for end in place.shape.parameters}
     return found

@@ -33,7 +33,7 @@ from flowspec.model.engines import engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
-from flowspec.model.parts import LayerShape, Linear, Matrix, linear_shape, norm_shape, rounded
+from flowspec.model.parts import LayerShape, Linear, Matrix, Plain, linear_shape, norm_shape, rounded
 from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
@@ -100,7 +100,7 @@ class _MaskedEmbedding:
         found = np.full((len(near), self._tokens.size), np.finfo(np.float32).min, np.float32)
         for row, clusters in enumerate(np.argsort(-near, axis=1, kind="stable")[:, : self._chosen]):
             tokens = self._tokens[clusters].reshape(-1)
-            own = engine.matrix(self._weights.weights[tokens])
+            own = Plain(self._weights.weights[tokens])
             scores = engine.rows(hidden.shape[1], linear=Linear(inputs=hidden.shape[1], matrices=(own,)))
             found[row, tokens] = engine.numpy(engine.wide(scores(hidden[row : row + 1])))[0]
         return found

@@ -40,6 +40,7 @@ from flowspec.model.weights import (
     Span,
     end_names,
     family_named,
+    held_bytes,
     load_parts,
 )
 
@@ -54,7 +55,7 @@ class MtpHead:
     def __init__(self, spec: ModelSpec, parts: SliceParts, engine: Engine, capture: tuple[int, ...]) -> None:
         self.spec, self.engine, self.capture = spec, engine, capture
         self.context_max, self.hidden_size = spec.context_max, spec.hidden
-        self.weight_bytes = parts.weight_bytes
+        self.weight_bytes = held_bytes(parts)
         self._parts, layer = parts, parts[0]
         entry: Any = (layer[f"entry.{name}"] for name in ("embedding", "feature", "projection"))
         of_embedding, of_feature, projection = entry

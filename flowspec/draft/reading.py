@@ -52,7 +52,7 @@ def read_parts(shapes: Shapes, engine: Engine, eps: float, read: Reader) -> dict
         array = room(parameter.shape, DTYPES[kind])
         read(name, array)
         held = engine.array(array)
-        values[name] = (engine.matrix(held),) if parameter.role == "matrix" else held
+        values[name] = (Plain(held),) if parameter.role == "matrix" else held
     found: dict[str, Any] = {}
     for stem, shape in shapes.items():
         if isinstance(shape, LayerShape):

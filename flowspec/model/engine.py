@@ -12,7 +12,7 @@ import numpy.typing as npt
 from flowspec.core.protocol.model_spec import LayerSpec, Rotary
 from flowspec.model.arithmetic.arrays import I64, Array, namespace
 from flowspec.model.attention import Angles, Held, TreeBatch, TreeCache
-from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
+from flowspec.model.parts import Linear, Matrix, NormPart, Parts, RowsFunction
 from flowspec.model.rounding import Rounded
 
 
@@ -61,13 +61,6 @@ class Engine(Protocol):
     def joined(self, parts: Sequence[Array]) -> Array:
         """`[rows, numbers]` of several, one after another."""
         return parts[0] if len(parts) == 1 else namespace(parts[0]).concatenate(parts, 1)
-
-    def matrix(self, weights: Array) -> Matrix:
-        """`[outputs, inputs]` in the dtype of rows."""
-        return Plain(weights)
-
-    def filed_matrix(self, form: str, panels: npt.NDArray[np.uint8], outputs: int) -> Matrix:
-        return Packed(form, self.array(panels), outputs)
 
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix: ...
 

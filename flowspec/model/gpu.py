@@ -207,7 +207,7 @@ class Gpu(Engine):
 
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
         if dtype == "int4" and not self._is_tiny:
-            return self.filed_matrix("Q4_0", packed(Q4_0, spread(rounded)), len(rounded["levels"]))
+            return Packed("Q4_0", self.array(packed(Q4_0, spread(rounded))), len(rounded["levels"]))
         levels, scales = (self.array(rounded[name]) for name in ("levels", "scales"))
         return _Int8(levels, scales) if dtype == "int8" else _Int4(levels, scales, inputs)
 

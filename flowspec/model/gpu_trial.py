@@ -21,7 +21,7 @@ from flowspec.model.arithmetic.cases import say
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
 from flowspec.model.device_errors import is_out_of_memory
 from flowspec.model.gpu import DTYPES, Gpu, arithmetics_of, array_of, cuda_library, tensor_of
-from flowspec.model.parts import Linear
+from flowspec.model.parts import Linear, Plain
 from flowspec.model.rounding import ROUNDINGS
 
 SHAPES = ((64, 48), (512, 320), (2080, 34), (4096, 32))
@@ -142,7 +142,7 @@ def product_fault(dtype: str, arithmetic: str, device: str) -> str:
             weights = tensor_of(ROUNDINGS[rounding].widen(rounded, inputs))
             matrix = engine.rounded_matrix(rounding, rounded, inputs)
         else:
-            matrix = engine.matrix(weights.to(own).to(device))
+            matrix = Plain(weights.to(own).to(device))
         multiply = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
         there, whole = rows.to(device), None
         for count in sorted(ROW_COUNTS, reverse=True):

@@ -30,7 +30,7 @@ from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.parts import Matrix, rounded
 from flowspec.model.sampler import F32, Sampler, logprobs
 from flowspec.model.shaping import are_masks_beside
-from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, RoundedStore, SliceParts, Span, load_parts
+from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, SliceParts, Span, Store, held_bytes, load_parts
 
 _CURES = {
     "float16": "try --dtype bfloat16 or float32",
@@ -59,7 +59,7 @@ class Slice:
     def __init__(self, spec: ModelSpec, span: Span, parts: SliceParts, engine: Engine, cache: str) -> None:
         """Keys and values are held as `cache` says (`precision.cached_as`)."""
         self.spec, self.span, self.parts, self.engine = spec, span, parts, engine
-        self.cache, self.weight_bytes = cache, parts.weight_bytes
+        self.cache, self.weight_bytes = cache, held_bytes(parts)
         self.device, self.dtype = engine.device, engine.dtype
         self.captures: tuple[int, ...] = ()
         self.grammars: GrammarVocabulary | None = None
@@ -97,7 +97,7 @@ class Slice:
         dtype: str,
         device: str = "cpu",
         progress: Callable[[float], None] = lambda share: None,
-        store: RoundedStore | None = None,
+        store: Store | None = None,
         kept: SliceParts | None = None,
         arithmetic: str = "",
         cache: str = CACHE_AUTO,
@@ -112,8 +112,14 @@ class Slice:
         return Slice(spec, span, parts, engine, cached_as(cache, dtype))
 
     def kept_for(self, span: Span) -> SliceParts:
-        """Its parts that a slice of these layers has, too."""
-        return self.parts.kept_for(self.span, span, self.spec.is_tied)
+        """Its parts that a slice of these layers has, too.
+
+        A tied matrix is another one where a slice has both of its ends: then none is taken over.
+        """
+        own, both = self.span, {*self.span.owners} & {*span.owners}
+        if self.spec.is_tied and (own.is_first, own.is_last) != (span.is_first, span.is_last):
+            both -= {EMBEDDING, NORM, LM_HEAD}
+        return {owner: part for owner, part in self.parts.items() if owner in both}
 
     # ------------------------------------------------------------------------------------------- caches
 

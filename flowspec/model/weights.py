@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,16 @@ from flowspec.model.engine import Engine
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf.names import STORED_FADING
 from flowspec.model.layer_by_layer import TABLE
-from flowspec.model.parts import LayerShape, Linear, Matrix, NormPart, Parameter, Role
+from flowspec.model.parts import LayerShape, Linear, Matrix, NormPart, Packed, Parameter, Plain, Role
 from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.tensors import Panels, Tensors
 
 Owner = int | str
 """A layer, by its number in the model, or one of these."""
 EMBEDDING, NORM, LM_HEAD = "embedding", "norm", "lm_head"
+SliceParts = dict[Owner, Any]
+"""What a slice is computed by, by owner: the parts of its layers, the embedding's matrix, the final norm and
+`lm_head`."""
 _OF_KEYS_AND_VALUES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
 
 
@@ -72,31 +75,9 @@ class Weight:
         return tuple(self.parts)
 
 
-class RoundedStore(Protocol):
-    """Keeps rounded matrices from one load to the next."""
-
-    def get(self, weight: Weight, make: Callable[[], Rounded]) -> Rounded:
-        """What is kept of a parameter of the same content; else what `make` gives, which is kept if there is
-        room."""
-
-
-class SliceParts(dict[Owner, Any]):
-    """What a slice is computed by, by owner: the parts of its layers, the embedding's matrix, the final norm
-    and `lm_head`."""
-
-    def kept_for(self, own: Span, span: Span, is_tied: bool) -> SliceParts:
-        """What of this slice one of the same model with these layers has, too.
-
-        A tied matrix is another one where a slice has both of its ends: then none is taken over.
-        """
-        both = {*own.owners} & {*span.owners}
-        if is_tied and (own.is_first, own.is_last) != (span.is_first, span.is_last):
-            both -= {EMBEDDING, NORM, LM_HEAD}
-        return SliceParts({owner: part for owner, part in self.items() if owner in both})
-
-    @property
-    def weight_bytes(self) -> int:
-        return held_bytes(self)
+Store = Callable[[Weight, Callable[[], Rounded]], Rounded]
+"""Gives the rounded matrix that is kept of a parameter of the same content; else what the function makes,
+which is kept if there is room."""
 
 
 def held_bytes(part: Any) -> int:
@@ -240,7 +221,7 @@ def load_parts(
     dtype: str,
     engine: Engine,
     progress: Callable[[float], None] = lambda share: None,
-    store: RoundedStore | None = None,
+    store: Store | None = None,
     kept: SliceParts | None = None,
 ) -> SliceParts:
     """Reads every parameter, rounded to the precision's activations, and matrices packed as they come.
@@ -251,7 +232,7 @@ def load_parts(
     """
     weights = weights_in(spec, span, tensors, dtype)
     check_all_used(spec, span, weights, tensors)
-    known, found = kept or SliceParts(), SliceParts()
+    known, found = kept or {}, SliceParts()
     weights = [weight for weight in weights if weight.owner not in known]
     values: dict[Owner, dict[str, Any]] = {owner: {} for owner in span.owners}
     for weight, value in _Reader(tensors, dtype, engine, store, progress).read(weights):
@@ -281,7 +262,7 @@ class _Reader:
     tensors: Tensors
     dtype: str
     engine: Engine
-    store: RoundedStore | None
+    store: Store | None
     progress: Callable[[float], None]
     done: int = 0
     count: int = 0
@@ -310,7 +291,7 @@ class _Reader:
             held[(name,), True] = (self._filed(name, own, shapes[name][0]),)
         while plain:
             name, numbers = plain.popitem()
-            held[(name,), False] = (self.engine.matrix(self.engine.array(numbers)),)
+            held[(name,), False] = (Plain(self.engine.array(numbers)),)
         return held
 
     def _value(self, weight: Weight) -> Any:
@@ -318,7 +299,7 @@ class _Reader:
             return self.engine.array(self._numbers(weight))
         if not weight.is_packed:
             array = self.engine.array(self._numbers(weight))
-            matrices = [*map(self.engine.matrix, array if weight.role == "experts" else [array])]
+            matrices: list[Matrix] = [*map(Plain, array if weight.role == "experts" else [array])]
         elif self.dtype == FILED:
             matrices = []
             for name, part in weight.parts.items():
@@ -333,7 +314,7 @@ class _Reader:
         return tuple(tuple(matrices[first : first + each]) for first in range(0, len(matrices), each))
 
     def _filed(self, name: str, panels: Panels, outputs: int) -> Matrix:
-        return self.engine.filed_matrix(self.tensors.form(name), panels, outputs)
+        return Packed(self.tensors.form(name), self.engine.array(panels), outputs)
 
     def _rounded(self, weight: Weight) -> list[Matrix]:
         *_, outputs, inputs = weight.shape
@@ -341,7 +322,7 @@ class _Reader:
         def make() -> Rounded:
             return ROUNDINGS[self.dtype].round(self._numbers(weight).reshape(-1, inputs))
 
-        rounded = make() if self.store is None else self.store.get(weight, make)
+        rounded = make() if self.store is None else self.store(weight, make)
         matrices = []
         for first in range(0, math.prod(weight.shape[:-1]), outputs):
             own = {name: part[first : first + outputs] for name, part in rounded.items()}

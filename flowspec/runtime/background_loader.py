@@ -130,7 +130,7 @@ class BackgroundLoader:
             give_back()
 
     def _make(self, assign: Assign, serving: Held, channel: QueuedHeadChannel) -> Loaded:
-        from flowspec.model.weights import Span
+        from flowspec.model.weights import Span, held_bytes
         from flowspec.runtime.loading import SliceLoad, room_beside
 
         span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
@@ -140,7 +140,7 @@ class BackgroundLoader:
         if found is not None:
             if found is not serving:
                 both = serving.part.kept_for(span)
-                self._spare, self._taken_bytes = found, found.part.weight_bytes - both.weight_bytes
+                self._spare, self._taken_bytes = found, found.part.weight_bytes - held_bytes(both)
             return _made(found.part)
         del spare
         kept, device = load.kept_of([serving]), serving.part.device

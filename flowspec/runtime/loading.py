@@ -28,6 +28,7 @@ from flowspec.model.weights import (
     SliceParts,
     Span,
     Weight,
+    held_bytes,
     weight_bytes,
     weights_in,
     weights_of,
@@ -118,7 +119,7 @@ class SliceLoad:
         assert self._source is not None, "a slice is found first"
         content = self._source.content
         found = [each.part.kept_for(self._span) for each in held if each.content.agrees_with(content)]
-        return max(found, key=lambda kept: kept.weight_bytes, default=None)
+        return max(found, key=held_bytes, default=None)
 
     def need(self, kept: SliceParts | None, device: str) -> SliceMemory:
         """The memory that it takes beside what is `kept`, as far as that is known before it is fetched."""
@@ -132,7 +133,7 @@ class SliceLoad:
             assign.cache,
             assign.sliding_window,
         )
-        return need if kept is None else replace(need, weight_bytes=need.weight_bytes - kept.weight_bytes)
+        return need if kept is None else replace(need, weight_bytes=need.weight_bytes - held_bytes(kept))
 
     def fetch(self) -> None:
         """Has the files of a model of the hub here."""
@@ -401,7 +402,7 @@ def room_beside(need: SliceMemory, kept: SliceParts | None, serving: Slice, mach
         cache=need.cache_bytes,
         free=max(0, free) // machine.sharers,
         growth=serving.opened_bytes - serving.cache_bytes,
-        given_up=serving.weight_bytes - (0 if kept is None else kept.weight_bytes) + serving.cache_bytes,
+        given_up=serving.weight_bytes - (0 if kept is None else held_bytes(kept)) + serving.cache_bytes,
     )
 
 

@@ -20,7 +20,7 @@ from flowspec.model.arithmetic.arrays import Array, in_room
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.engine import Engine
 from flowspec.model.engines import engine_of
-from flowspec.model.parts import Linear, Matrix, RowsFunction
+from flowspec.model.parts import Linear, Matrix, Packed, Plain, RowsFunction
 from flowspec.model.rounding import ROUNDINGS
 
 MATRIX_BYTES = 256 << 20
@@ -77,11 +77,11 @@ class _Product:
         outputs, inputs = shape
         if name in FORMS:
             panels = random_panels(FORMS[name], outputs, inputs, self._random)
-            return self._engine.filed_matrix(name, panels, outputs)
+            return Packed(name, self._engine.array(panels), outputs)
         weights = in_room(self._numbers(shape))  # as those that are read from a file lie
         if name in ROUNDINGS:
             return self._engine.rounded_matrix(name, ROUNDINGS[name].round(weights), inputs)
-        return self._engine.matrix(weights)
+        return Plain(weights)
 
     def _numbers(self, shape: tuple[int, int]) -> Array:
         return self._engine.cast(self._random.standard_normal(shape, np.float32))

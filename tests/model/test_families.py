@@ -404,8 +404,8 @@ def slice_of(name: str, dtype: str, engine: Callable[[Any], Engine]) -> Slice:
         numbers = generator.standard_normal(shape, np.float32) * np.float32(0.15)
         held = found.array(narrowed(numbers, "float32" if role in ("exact", "number") else dtype))
         if role == "experts":
-            return tuple((found.matrix(each),) for each in held)
-        return (found.matrix(held),) if role == "matrix" else held
+            return tuple((Plain(each),) for each in held)
+        return (Plain(held),) if role == "matrix" else held
 
     parts: dict[Any, Any] = {EMBEDDING: Plain(values((spec.vocabulary, spec.hidden), "table"))}
     for number, own in enumerate(spec.layers):

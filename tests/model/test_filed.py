@@ -102,7 +102,7 @@ def test_products_are_those_of_the_files_weights_with_rows_that_are_near(kind: s
 def test_a_gpu_takes_rows_as_they_are() -> None:
     engine = Gpu("float32", "plain", "cast, scale", "cpu")
     for kind, form in FORMS.items():
-        matrix = engine.filed_matrix(kind, panels_with(kind, 21, 2, 3), 21)
+        matrix = Packed(kind, engine.array(panels_with(kind, 21, 2, 3)), 21)
         weights = dequantize(rows_of(kind, 21, 2, 3), Kind[kind]).astype(np.float64)
         rows = np.random.default_rng(2).standard_normal((5, 2 * form.unit), np.float32)
         linear = Linear(inputs=rows.shape[1], matrices=(matrix,))

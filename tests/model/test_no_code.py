@@ -207,7 +207,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a pickle before an archive": (  # torch would run it, and Python's reader finds the archive behind it
         lambda path: (saved(path), path.write_bytes(BYTES + path.read_bytes())),
-        "it is no zip archive",
+        "is no zip archive",
     ),
     "packed": (lambda path: (saved(path), rewritten(path, how=zipfile.ZIP_DEFLATED)), "entries are packed"),
     "a call": (with_pickle(pickle.dumps(Called(os.system, "true"), protocol=2)), "names 'posix system'"),

@@ -87,9 +87,9 @@ class _Cpu(Measured):
         engine, (outputs, inputs) = engine_of(dtype, "cpu", "cast, scale"), size
         if is_packed(dtype):
             panels = np.full(_panels_shape(dtype, size), PACKED_BYTE, np.uint8)
-            matrix = engine.filed_matrix(PACKED_FORMS[dtype], panels, outputs)
+            matrix: Packed | Plain = Packed(PACKED_FORMS[dtype], engine.array(panels), outputs)
         else:
-            matrix = engine.matrix(engine.cast(np.full(size, 0.5, np.float32)))
+            matrix = Plain(engine.cast(np.full(size, 0.5, np.float32)))
         run = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
         given = engine.cast(np.full((rows, inputs), 0.5, np.float32))
         return partial(run, given), held_bytes(matrix)
@@ -210,7 +210,7 @@ def _tiny_pass(count: int) -> Task:
     shape, values = LayerShape(spec=layers[0], family=FAMILIES["llama"], hidden=width), dict[str, Any]()
     for name, parameter in shape.parameters().items():
         zeros = engine.zeros(parameter.shape, engine.dtype)
-        values[name] = (engine.matrix(zeros),) if parameter.role == "matrix" else zeros
+        values[name] = (Plain(zeros),) if parameter.role == "matrix" else zeros
     parts = SliceParts(dict.fromkeys(range(count), shape.parts(values, spec.eps, engine)))
     parts[EMBEDDING] = Plain(engine.zeros((1, width), engine.dtype))
     none, is_seen = np.zeros(1, np.int64), np.ones((1, 1), np.bool_)

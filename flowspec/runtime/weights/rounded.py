@@ -42,7 +42,7 @@ Identity = tuple[str, ...]
 
 
 class StoredRounded:
-    """A `RoundedStore` for one load of a slice in precision `dtype`; `matrices` are the parameters that are
+    """Rounded matrices for one load of a slice in precision `dtype`; `matrices` are the parameters that are
     packed.
 
     The model's own files are read through `opened`. `keys` holds a file's key by the names of a matrix's
@@ -129,7 +129,7 @@ class StoredRounded:
     def is_stored(self, weight: Weight) -> bool:
         return self.keys[weight.tensors] in self._found
 
-    def get(self, weight: Weight, make: Callable[[], Rounded]) -> Rounded:
+    def __call__(self, weight: Weight, make: Callable[[], Rounded]) -> Rounded:
         path = self._found.get(self.keys[weight.tensors])
         if path is not None:
             return load_mapped(path)
