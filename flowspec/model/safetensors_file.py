@@ -63,6 +63,8 @@ def _extent(path: Path, start: int, entry: Any) -> Extent:
         raise ValueError("a header with other numbers")
     if not isinstance(dtype, str) or len(shape) > limits.TENSOR_AXES_MAX:
         raise ValueError("a header of other content")
+    if dtype in DTYPES and end - begin != (size := math.prod(shape) * DTYPES[dtype].itemsize):
+        raise ValueError(f"a tensor of {end - begin} bytes that has {size} by its shape")
     return Extent(path=path, offset=start + begin, size_bytes=end - begin, dtype=dtype, shape=tuple(shape))
 
 
@@ -77,11 +79,6 @@ def mapped(extent: Extent) -> npt.NDArray[Any]:
         return np.empty(extent.shape, dtype)
     numbers = np.memmap(extent.path, dtype, "r", extent.offset, extent.shape).view(np.ndarray)
     return numbers.copy() if extent.offset % dtype.itemsize else numbers  # such numbers lie across words
-
-
-def load_mapped(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """All tensors of a file that FlowSpec wrote, by name, as `mapped`."""
-    return {name: mapped(extent) for name, extent in read_header(path).items()}
 
 
 class RawTensors(Tensors):
@@ -130,27 +127,16 @@ class SafetensorsTensors(RawTensors):
         return iter(self._file_of)
 
     def extent(self, name: str) -> Extent:
-        if name not in self._file_of:
-            raise InputError(
-                f"model {self.model!r} has no tensor {name}; the folder may be incomplete or of "
-                "another family"
-            )
-        file = self._file_of[name]
-        if file not in self._headers:
+        file = self._file_of.get(name, "")
+        if file and file not in self._headers:
             self._headers[file] = self._read(self._path(file))
-        found = self._headers[file].get(name)
+        found = self._headers.get(file, {}).get(name)
         if found is None:
-            raise InputError(
-                f"{file} of {self.model!r} should hold {name} by its index, but does not; copy it again"
-            )
+            why = "the folder may be incomplete or of another family"
+            why = f"{file} should hold it by the index; copy it again" if file else why
+            raise InputError(f"model {self.model!r} has no tensor {name}; {why}")
         if found.dtype not in self._dtypes:
             raise InputError(
                 f"tensor {name} of {self.model!r} is {found.dtype}; expected one of {', '.join(self._dtypes)}"
-            )
-        size_bytes = math.prod(found.shape) * DTYPES[found.dtype].itemsize
-        if found.size_bytes != size_bytes:
-            raise InputError(
-                f"{found.path}: {name}: expected {size_bytes} bytes by its shape, got {found.size_bytes} by "
-                "its offsets; copy the file again"
             )
         return found

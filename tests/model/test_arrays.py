@@ -15,7 +15,7 @@ from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, Numbers, fill, narrowed, room, widened
 from flowspec.model.gpu import array_of, tensor_of
 from flowspec.model.rounding import ROUNDINGS
-from flowspec.model.safetensors_file import FLOATS8, load_mapped
+from flowspec.model.safetensors_file import FLOATS8, mapped, read_header
 
 FREE = (
     *("files", "tensors", "safetensors_file", "joined_experts", "layer_by_layer", "pickled_file", "rounding"),
@@ -118,6 +118,6 @@ def test_tensors_over_a_mapped_file_outlive_it(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     save_file({"a": np.arange(6, dtype=np.float32).reshape(2, 3)}, tmp_path / "a.safetensors")
-    found = tensor_of(load_mapped(tmp_path / "a.safetensors")["a"])
+    found = tensor_of(mapped(read_header(tmp_path / "a.safetensors")["a"]))
     (tmp_path / "a.safetensors").unlink()
     assert found.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]

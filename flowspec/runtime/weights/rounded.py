@@ -23,7 +23,7 @@ from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.rounding import FORMAT, ROUNDINGS, Rounded
-from flowspec.model.safetensors_file import load_mapped
+from flowspec.model.safetensors_file import mapped, read_header
 from flowspec.model.weights import Weight, stack_bytes
 from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles
@@ -132,7 +132,7 @@ class StoredRounded:
     def __call__(self, weight: Weight, make: Callable[[], Rounded]) -> Rounded:
         path = self._found.get(self.keys[weight.tensors])
         if path is not None:
-            return load_mapped(path)
+            return {name: mapped(extent) for name, extent in read_header(path).items()}
         rounded = make()
         if self._has_room:
             self._keep(weight, rounded)
