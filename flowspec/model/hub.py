@@ -69,13 +69,9 @@ def hub_cache() -> Path:
     return Path(constants.HF_HUB_CACHE)
 
 
-def _folder(repository: str) -> Path:
-    return hub_cache() / f"models--{repository.replace('/', '--')}"
-
-
 def is_fetched(repository: str) -> bool:
     """Whether the cache has something of `owner/name`, or all there is to use is what it has."""
-    return huggingface_hub.is_offline_mode() or _folder(repository).is_dir()
+    return huggingface_hub.is_offline_mode() or bool(cached_sizes(repository))
 
 
 def cached(repository: str, name: str) -> Path | None:
@@ -86,7 +82,7 @@ def cached(repository: str, name: str) -> Path | None:
 
 def cached_sizes(repository: str) -> dict[str, int]:
     """The files of `owner/name` in the cache, of the revision that is used, and their bytes."""
-    folder = _folder(repository)
+    folder = hub_cache() / f"models--{repository.replace('/', '--')}"
     try:
         snapshot = folder / "snapshots" / (folder / "refs" / "main").read_text("utf-8").strip()
     except FileNotFoundError:

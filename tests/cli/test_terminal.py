@@ -136,11 +136,12 @@ def test_loading_is_told_in_lines_where_no_terminal_shows_a_bar(
 def test_who_waits_for_the_hub_is_told_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("flowspec.model.hub.hub_cache", lambda: tmp_path)
+    here: dict[str, dict[str, int]] = {}
+    monkeypatch.setattr("flowspec.model.hub.cached_sizes", here.get)
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
     tell_of_hub("owner/name/file.gguf")
     assert capsys.readouterr().err.startswith("(asking the hub for owner/name/file.gguf;")
-    (tmp_path / "models--owner--name").mkdir()
+    here["owner/name"] = {"file.gguf": 1}
     for name in (
         "owner/name/file.gguf",
         "ngram",
