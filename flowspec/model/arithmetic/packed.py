@@ -157,7 +157,7 @@ def _level_bytes(form: Form, vectors: Array) -> Array:
 
 
 def _scale_bytes(scales: Array, minimums: Array | None) -> Array:
-    """`[panels, groups, scale_bytes]` from scales `[panels, groups, halves, 16]`."""
+    """Bytes `[panels, groups, 24 or 32]` from scales `[panels, groups, halves, 16]`."""
     xp = namespace(scales)
     if minimums is None:
         return scales.view(xp.uint8).reshape(*scales.shape[:2], -1)
