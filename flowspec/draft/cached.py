@@ -33,7 +33,7 @@ from flowspec.model.accelerator import accelerator_of
 from flowspec.model.ahead import Ahead
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.grammar import GrammarVocabulary, Mask
-from flowspec.model.shaping import are_masks_beside
+from flowspec.model.sampler import are_masks_beside
 
 ROWS_RANKED_MAX = 32
 """Rows whose logits are in memory at once."""

@@ -3,7 +3,7 @@ unfiltered.
 
 `q` is the drafter's distribution at temperature 1, `T` the request's temperature and `G` the coupled noise of
 the child's position (docs/design/exactness.md); at temperature 0 the order is `q`'s. Its logits are shaped
-as the target's are (`model.shaping`), and tokens that may not be drawn are not proposed. The confidence of a
+as the target's are (`model.sampler`), and tokens that may not be drawn are not proposed. The confidence of a
 child is its share in the softmax of these scores over the whole vocabulary. Knows nothing of models, trees or
 torch.
 
@@ -25,7 +25,7 @@ import numpy.typing as npt
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.text_before import TextBefore
 from flowspec.model.grammar import GrammarVocabulary, Mask
-from flowspec.model.shaping import Shaping
+from flowspec.model.sampler import Shaping
 from flowspec.noise import CACHE_BYTES_MAX, U64, bits_above, draw_bits, gumbel
 
 F32 = npt.NDArray[np.float32]

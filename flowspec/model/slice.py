@@ -28,8 +28,7 @@ from flowspec.model.engines import engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.parts import Matrix, rounded
-from flowspec.model.sampler import F32, Sampler, logprobs
-from flowspec.model.shaping import are_masks_beside
+from flowspec.model.sampler import F32, Sampler, are_masks_beside, logprobs
 from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, SliceParts, Span, Store, held_bytes, load_parts
 
 _CURES = {

@@ -22,7 +22,7 @@ from flowspec.model.damage import check_inside, read_head, read_json
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.imports import IMPORTING
-from flowspec.model.reply.form import ReplyForm, Thoughts, form_of, is_in_channels, thoughts_of
+from flowspec.model.reply.form import ReplyForm, Thoughts, form_of, is_in_channels, thoughts_of, unfinished
 from flowspec.model.reply.parts import Part, Tool
 
 Messages = list[dict[str, Any]]
@@ -465,6 +465,7 @@ class TextStream:
         self.thought_tokens = 0
         """Tokens of thoughts, with the marks around them."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._count = 0
         self._has_begun = False
         self.text = ""
         """All text so far, cut before a stop string."""
@@ -476,6 +477,7 @@ class TextStream:
 
     def push(self, tokens: Sequence[int]) -> str:
         """Takes new tokens, returns the text that can be shown now."""
+        self._count += len(tokens)
         for token in tokens:
             was_thinking = self._reader.is_thinking
             if token in self._marks:
@@ -485,8 +487,12 @@ class TextStream:
                 self._read(self._decoder.decode(self._bytes(token)))
             if self._has_parts:
                 self.thought_tokens += was_thinking or self._reader.is_thinking
-        hold = max(map(self._overlap, self._stops), default=0)
-        return self._show(len(self.text) - hold)
+        return self._show(len(self.text) - unfinished(self.text, self._stops))
+
+    def stops_at(self, tokens: Sequence[int]) -> bool:
+        """As a `StopRule` of the core, which pushes nothing itself."""
+        self.push(tokens[self._count :])
+        return self.is_stopped
 
     def finish(self) -> str:
         """What was held back, at the end of the answer."""
@@ -540,27 +546,10 @@ class TextStream:
             self.text = self.text[: min(found)]
             self.is_stopped = self.is_cut = True
 
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the text that may become the stop string."""
-        return max((n for n in range(1, len(stop)) if self.text.endswith(stop[:n])), default=0)
-
     def _show(self, end: int) -> str:
         piece = self.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
-
-
-@dataclass(slots=True)
-class StopStrings:
-    """A `StopRule` of the core: the answer ends with the token that completes a stop string."""
-
-    stream: TextStream
-    _seen: int = 0
-
-    def stops_at(self, tokens: Sequence[int]) -> bool:
-        self.stream.push(tokens[self._seen :])
-        self._seen = len(tokens)
-        return self.stream.is_stopped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

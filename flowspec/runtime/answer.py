@@ -18,7 +18,7 @@ from flowspec.core.protocol.messages import Logprobs
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.grammar import is_whole
 from flowspec.model.reply.parts import Part, ToolCall, calls_in
-from flowspec.model.text import StopStrings, TextStream, Tokenizer
+from flowspec.model.text import TextStream, Tokenizer
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
 from flowspec.runtime.token_log import TokenLog, TokenLogprob
@@ -127,7 +127,7 @@ class AnswerStream:
         if tokenizer is not None:
             self._text = TextStream(tokenizer, question.stops, question.form)
             if question.stops or (question.form is not None and question.form.is_single):
-                rule = StopStrings(TextStream(tokenizer, question.stops, question.form))
+                rule = TextStream(tokenizer, question.stops, question.form)
         self._log = TokenLog(tokenizer, self._text) if question.top_logprobs >= 0 else None
         self._tokens = session.submit(
             question.prompt,

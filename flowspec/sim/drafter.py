@@ -19,7 +19,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Proposal, Release, Segment, SegmentPart
 from flowspec.core.stage.path import living_below, newly_committed
 from flowspec.core.text_before import TextBefore
-from flowspec.model.shaping import Shaping
+from flowspec.model.sampler import Shaping
 from flowspec.noise import draw_bits, gumbel
 from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
 

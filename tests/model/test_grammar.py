@@ -28,7 +28,7 @@ from flowspec.core.stage.events import RunLayers
 from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
-from flowspec.model import shaping
+from flowspec.model import sampler
 from flowspec.model.ahead import Ahead
 from flowspec.model.json_schema import SIZE_MAX, check_size, size_of
 from flowspec.model.sampler import Sampler
@@ -436,8 +436,8 @@ def loaded(variant: Callable[[str], Path]) -> Slice:
 @pytest.fixture
 def part(loaded: Slice, monkeypatch: pytest.MonkeyPatch) -> Slice:
     """As of a large vocabulary, on a machine with cores."""
-    monkeypatch.setattr(shaping, "BESIDE_TOKENS_MIN", 1)
-    monkeypatch.setattr(shaping.os, "sched_getaffinity", lambda of: {0, 1})
+    monkeypatch.setattr(sampler, "BESIDE_TOKENS_MIN", 1)
+    monkeypatch.setattr(sampler.os, "sched_getaffinity", lambda of: {0, 1})
     return loaded
 
 
@@ -521,8 +521,8 @@ def test_masks_are_asked_for_beside_the_layers_and_the_same_tokens_drawn(
 def test_where_a_thread_would_not_pay_there_is_none(
     part: Slice, monkeypatch: pytest.MonkeyPatch, tokens_min: int, cores: set[int]
 ) -> None:
-    monkeypatch.setattr(shaping, "BESIDE_TOKENS_MIN", tokens_min)
-    monkeypatch.setattr(shaping.os, "sched_getaffinity", lambda of: cores)
+    monkeypatch.setattr(sampler, "BESIDE_TOKENS_MIN", tokens_min)
+    monkeypatch.setattr(sampler.os, "sched_getaffinity", lambda of: cores)
     asked = _Asked(monkeypatch)
     assert list(run_job(part, 9)[1]) == expected(part, 10)
     assert asked.threads == {threading.get_ident()}

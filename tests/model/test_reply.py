@@ -23,7 +23,7 @@ from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.form import THOUGHTS, CallFormat, ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Part, Tool, calls_in
 from flowspec.model.reply.xml_calls import typed
-from flowspec.model.text import StopStrings, TextStream, Tokenizer
+from flowspec.model.text import TextStream, Tokenizer
 from tests.nightly import nightly
 from tests.serve.scripted_model import GPT_OSS, MISTRAL, QWEN3, tokenizer_of
 
@@ -356,11 +356,11 @@ def test_the_only_call_ends_an_answer_with_the_token_that_ends_it(tokenizers: di
     tokenizer = tokenizers[QWEN3]
     ids = tokenizer._tokenizer(REPLIES[QWEN3], add_special_tokens=False)["input_ids"]
     form = tokenizer.reply_form("", OFFERED, is_single=True)
-    ends = [StopStrings(TextStream(tokenizer, (), form)).stops_at(ids[:count]) for count in range(len(ids))]
+    ends = [TextStream(tokenizer, (), form).stops_at(ids[:count]) for count in range(len(ids))]
     first = ends.index(True)
     assert all(ends[first:])
     assert tokenizer.decode(ids[:first]).rstrip().endswith("}")
-    rule = StopStrings(TextStream(tokenizer, (), form))
+    rule = TextStream(tokenizer, (), form)
     assert [rule.stops_at(ids[:count]) for count in range(first + 1)] == [False] * first + [True]
 
 
@@ -413,8 +413,8 @@ def test_the_text_of_an_answer_is_that_of_its_final_channel(
 
 
 def test_thoughts_do_not_stop_an_answer(in_channels: Tokenizer) -> None:
-    rule, tokens = StopStrings(TextStream(in_channels, ["b"])), ids(ANSWERS[0][0])
+    rule, tokens = TextStream(in_channels, ["b"]), ids(ANSWERS[0][0])
     assert not any(rule.stops_at(tokens[:count]) for count in range(1, len(tokens) + 1))
     tokens = ids(THOUGHT + "<|channel|> final <|message|> c b a")
     assert not rule.stops_at(tokens[:-3])
-    assert StopStrings(TextStream(in_channels, ["b"])).stops_at(tokens[:-1])
+    assert TextStream(in_channels, ["b"]).stops_at(tokens[:-1])

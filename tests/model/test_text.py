@@ -32,7 +32,6 @@ from flowspec.model.text import (
     UNFINISHED,
     Bound,
     Recommended,
-    StopStrings,
     TextStream,
     Tokenizer,
     TooLongError,
@@ -137,12 +136,12 @@ def test_the_answer_ends_with_the_token_that_completes_a_stop_string() -> None:
         count for count in range(len(tokens) + 1) if "two, th" in TOKENIZER.decode(tokens[:count])
     )
     assert complete < len(tokens)
-    rule = StopStrings(TextStream(TOKENIZER, ["two, th"]))
+    rule = TextStream(TOKENIZER, ["two, th"])
     assert [rule.stops_at(tokens[:count]) for count in range(1, complete + 1)] == [False] * (complete - 1) + [
         True
     ]
     for cut in range(complete):
-        rule = StopStrings(TextStream(TOKENIZER, ["two, th"]))
+        rule = TextStream(TOKENIZER, ["two, th"])
         assert not rule.stops_at(tokens[:cut])
         assert rule.stops_at(tokens[:complete]), "several tokens at once"
 

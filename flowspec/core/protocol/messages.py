@@ -83,7 +83,7 @@ class Sampling:
 
     Before anything else `logit_bias` is added to the logits of its tokens; `suppress_tokens` are never drawn
     (docs/design/exactness.md). Both ascend, and ids that the model does not have mean nothing. Then logits of
-    tokens that stand in the text already are changed (`model.shaping`): `repetition_penalty` counts prompt
+    tokens that stand in the text already are changed (`model.sampler`): `repetition_penalty` counts prompt
     and answer, 1 switches it off; `frequency_penalty` and `presence_penalty` count the answer alone, 0
     switches them off. Last, only tokens stay that the `grammar` allows behind the answer so far.
     """

@@ -227,7 +227,7 @@ class TagReader(Incoming):
             if is_behind:
                 self.text = self.text.lstrip()
             places = [(at, mark) for mark in marks if (at := self.text.find(mark)) >= 0]
-            at, mark = min(places, default=(len(self.text) - _unfinished(self.text, marks), ""))
+            at, mark = min(places, default=(len(self.text) - unfinished(self.text, marks), ""))
             if self.is_over and not mark and not (kind == "content" and self._form.is_bound):
                 at = len(self.text)
             text = self.text[:at]
@@ -241,7 +241,7 @@ class TagReader(Incoming):
             yield
 
 
-def _unfinished(text: str, marks: Sequence[str]) -> int:
+def unfinished(text: str, marks: Sequence[str]) -> int:
     """How many characters at the end of a text may be the beginning of a mark."""
     sizes = range(min(len(text), max(map(len, marks), default=0)), 0, -1)
     return next((size for size in sizes if any(mark.startswith(text[-size:]) for mark in marks)), 0)
