@@ -98,8 +98,15 @@ def _value(rules: Rules, root: Schema, schema: Any) -> str:
     kinds = types_of(schema)
     if "string" not in kinds:
         return sequence(rules.json(_alone(root, schema)), rules.spelled(_CLOSE))
-    null = [rules.spelled(f"null{_CLOSE}")] if "null" in kinds else []
+    listed = _listed(schema)
+    may_be_null = "null" in kinds and (listed is None or None in listed)
+    null = [rules.spelled(f"null{_CLOSE}")] if may_be_null else []
     return rules.rule(*_texts(rules, schema), *null)
+
+
+def _listed(schema: Schema) -> list[Any] | None:
+    """The only values of a schema; None for one that lists none."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _texts(rules: Rules, schema: Schema) -> list[str]:
@@ -115,8 +122,7 @@ def _texts(rules: Rules, schema: Schema) -> list[str]:
             raise InputError("anyOf, oneOf: expected no more, and one text in oneOf, in this model's format")
         return [text for each in texts for text in _texts(rules, each)]
     least, most = schema.get("minLength", 0), schema.get("maxLength", math.inf)
-    if "enum" in schema or "const" in schema:
-        listed = [schema["const"]] if "const" in schema else schema["enum"]
+    if (listed := _listed(schema)) is not None:
         texts = [each for each in listed if isinstance(each, str) and least <= len(each) <= most]
         if wrong := [each for each in texts if _TAG in each]:
             raise InputError(f"expected texts without {_TAG}, got {wrong[0]!r:.80}")
