@@ -24,7 +24,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import check_grammar, library_version
-from flowspec.model.reply.bound import BoundReply, bound_text
+from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply
 from flowspec.model.reply.form import ReplyForm
 from flowspec.model.text import Messages, Tokenizer, check_tokenizer, recommended
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
@@ -372,7 +372,8 @@ class LLM:
             else:
                 added, count = self.tokenizer.added_tokens, self.session.spec.vocabulary
                 tokens = {name: token for name, token in added.items() if token < count}
-                bound = bound_text(told, *params.bound, tokens)
+                told, wanted = replace(told, calls=None), Wanted(answer=params.bound)
+                bound = bound_reply(told, wanted, tokens, may_think=True)
         if bound is not None:
             check_grammar("reply", bound.text, len(bound.marks))
             grammar = self._grammar("reply", bound.text, limits.stop_ids, bound.marks)

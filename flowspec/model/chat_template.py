@@ -39,16 +39,15 @@ def bounded_time(seconds: float = SECONDS_MAX) -> Iterator[None]:
     its lines. A debugger's own tracing stands still meanwhile."""
     deadline_s = time.monotonic() + seconds
 
-    def on_line(frame: FrameType, event: str, value: Any) -> Trace:
+    def look(frame: FrameType, event: str, value: Any) -> Trace | None:
+        if frame.f_code.co_filename != _FILE:
+            return None
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"it was not done within {seconds:g} s")
-        return on_line
-
-    def on_call(frame: FrameType, event: str, value: Any) -> Trace | None:
-        return on_line if frame.f_code.co_filename == _FILE else None
+        return look
 
     old = sys.gettrace()
-    sys.settrace(on_call)
+    sys.settrace(look)
     try:
         yield
     finally:

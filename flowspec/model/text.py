@@ -48,12 +48,6 @@ _END = "\ue000here the last message ends\ue001"
 UNFINISHED = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """How SentencePiece names a byte that is no character of its own."""
-_UNSEEN = (*range(0x21), *range(0x7F, 0xA1), 0xAD)
-_BYTES = {chr(byte): bytes([byte]) for byte in range(0x100) if byte not in _UNSEEN} | {
-    chr(0x100 + place): bytes([byte]) for place, byte in enumerate(_UNSEEN)
-}
-"""The characters by which byte-level BPE writes bytes: those that can be seen for themselves, the others from
-U+0100 on."""
 _AROUND = {f"<{end}{name}>" for name in ("think", "tool_call", "tool_response") for end in ("", "/")}
 """Tokens that are no special ones in many vocabularies, and do what these do."""
 _DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Sequence", "Strip"}
@@ -108,7 +102,11 @@ class Tokenizer:
                     f"the tokenizer of {self._model!r}: decoder: expected {', '.join(sorted(_DECODERS))}, "
                     f"got {', '.join(steps) or 'none':.80}"
                 )
-        self._is_byte_level = "ByteLevel" in steps
+        with IMPORTING:
+            from transformers.convert_slow_tokenizer import bytes_to_unicode
+        written = bytes_to_unicode() if "ByteLevel" in steps else {}
+        self._bytes = {sign: bytes([byte]) for byte, sign in written.items()}
+        """By the characters that byte-level BPE writes bytes with; empty for any other tokenizer."""
         self._takes_tools = False
         # Only compared with a text's length, to warn; the head checks the context.
         self._tokenizer.model_max_length = limits.ID_MAX
@@ -126,11 +124,9 @@ class Tokenizer:
         """A plain prompt, with the special tokens that the model's tokenizer adds."""
         return list(self._encoded(text, bound)["input_ids"])
 
-    def encode_chat(
-        self, messages: Messages, bound: Bound | None = None, *, continues: bool = False
-    ) -> list[int]:
+    def encode_chat(self, messages: Messages, bound: Bound | None = None) -> list[int]:
         """A dialogue in the model's chat template, as `render_chat` has it."""
-        return self.encode_rendered(self.render_chat(messages, continues=continues), bound)
+        return self.encode_rendered(self.render_chat(messages), bound)
 
     def encode_rendered(self, rendered: Rendered, bound: Bound | None = None) -> list[int]:
         """What `render_chat` made. Raises `InputError` for a tokenizer that cannot take a special token's
@@ -301,7 +297,7 @@ class Tokenizer:
     def longest_bytes(self) -> int:
         """Bytes of text that a token stands for at most."""
         pieces = self._tokenizer.get_vocab()
-        return max(map(len, pieces if self._is_byte_level else map(str.encode, pieces)), default=1)
+        return max(map(len, pieces if self._bytes else map(str.encode, pieces)), default=1)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
@@ -319,9 +315,9 @@ class Tokenizer:
     def _piece_bytes(self, piece: str) -> bytes:
         """What a token stands for, by how the vocabulary writes it; byte-level ones have names that are no
         bytes, too."""
-        if self._is_byte_level:
-            is_name = any(character not in _BYTES for character in piece)
-            return piece.encode() if is_name else b"".join(_BYTES[character] for character in piece)
+        if self._bytes:
+            is_name = any(sign not in self._bytes for sign in piece)
+            return piece.encode() if is_name else b"".join(self._bytes[sign] for sign in piece)
         if found := _BYTE_TOKEN.fullmatch(piece):
             return bytes.fromhex(found[1])
         return piece.replace("\u2581", " ").encode()

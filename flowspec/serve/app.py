@@ -215,11 +215,10 @@ class AnswerRoute(Generic[Wanted]):
 
 def _choices(wanted: CompletionRequest, questions: list[Question], echoed: list[str]) -> list[Choice]:
     """The choices where nothing of them is there yet but what is `echoed`."""
-    forms = [question.form for question in questions]
-    ids = [new_call_id if form is None or form.calls is None else form.calls.new_id for form in forms]
+    calls = [None if question.form is None else question.form.calls for question in questions]
     return [
-        Choice(place // wanted.count, new_id, text)
-        for place, (new_id, text) in enumerate(zip(ids, echoed, strict=True))
+        Choice(place // wanted.count, partial(new_call_id, 0 if found is None else found.id_chars), text)
+        for place, (found, text) in enumerate(zip(calls, echoed, strict=True))
     ]
 
 

@@ -22,7 +22,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, check_grammar, is_whole
 from flowspec.model.reply import form as forms
-from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply, bound_text, may_think_first
+from flowspec.model.reply.bound import BoundReply, Wanted, bound_reply, may_think_first
 from flowspec.model.reply.form import THOUGHTS, ReplyForm
 from flowspec.model.reply.parts import Part, Tool, calls_in
 from tests.model.test_reply import BY_NAME, DATA, FORMAT, TAGS
@@ -73,7 +73,8 @@ class Model:
         return self._grammar(bound_reply(self.form, wanted, self.tokens, may_think=may_think))
 
     def bound_text(self, kind: str, text: str) -> Grammar:
-        return self._grammar(bound_text(self.form, kind, text, self.tokens))
+        assert self.form.calls is None
+        return self.bound(Wanted(answer=(kind, text)))
 
     def _grammar(self, found: BoundReply) -> Grammar:
         check_grammar("reply", found.text, len(found.marks))

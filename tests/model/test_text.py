@@ -186,7 +186,7 @@ PREFILLED = [{"role": "user", "content": "?"}, {"role": "assistant", "content": 
 
 def test_an_answer_may_go_on_in_the_last_message() -> None:
     text = "<|bos|><|user|>\n?<|end|>\n<|assistant|>\ne  "
-    found = TOKENIZER.encode_chat(PREFILLED, continues=True)
+    found = TOKENIZER.encode_rendered(TOKENIZER.render_chat(PREFILLED, continues=True))
     assert found == TOKENIZER._tokenizer(text, add_special_tokens=False)["input_ids"]
     ended = TOKENIZER._tokenizer(f"{text}<|end|>\n<|assistant|>\n", add_special_tokens=False)["input_ids"]
     assert TOKENIZER.encode_chat(PREFILLED) == ended
@@ -209,9 +209,9 @@ def test_where_a_message_ends_is_found_in_every_template_that_shows_it_once(
     tokenizer = Tokenizer(ModelFiles(str(bundled)))
     if expected is None:
         with pytest.raises(InputError, match="expected a chat template that shows the last message once"):
-            tokenizer.encode_chat(PREFILLED, continues=True)
+            tokenizer.render_chat(PREFILLED, continues=True)
     else:
-        found = tokenizer.encode_chat(PREFILLED, continues=True)
+        found = tokenizer.encode_rendered(tokenizer.render_chat(PREFILLED, continues=True))
         assert found == tokenizer._tokenizer(expected, add_special_tokens=False)["input_ids"]
 
 

@@ -22,7 +22,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, is_whole, library_version
-from flowspec.model.reply.bound import Wanted, bound_reply, bound_text
+from flowspec.model.reply.bound import Wanted, bound_reply
 from flowspec.model.reply.form import form_of
 from flowspec.model.reply.parts import Tool, calls_in
 from flowspec.model.step_by_step import StepByStep
@@ -123,7 +123,8 @@ def samplings(ends: tuple[int, ...]) -> dict[str, Sampling]:
         found["call" if is_required else "call in a text"] = Sampling(
             temperature=1.0, seed=5, grammar=grammar, logit_bias=bias
         )
-    reply = bound_text(THINKING, "json_schema", json.dumps(SCHEMA), THOUGHT_MARKS)
+    wanted = Wanted(answer=("json_schema", json.dumps(SCHEMA)))
+    reply = bound_reply(THINKING, wanted, THOUGHT_MARKS, may_think=True)
     grammar = Grammar(kind="reply", text=reply.text, ends=ends, marks=reply.marks)
     bias = ((THOUGHT_MARKS["<think>"], 90.0), (THOUGHT_MARKS["</think>"], 16.0))
     found["thoughts"] = Sampling(temperature=1.0, seed=5, grammar=grammar, logit_bias=bias)

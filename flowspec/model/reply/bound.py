@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from flowspec.errors import InputError
@@ -59,12 +59,6 @@ def bound_reply(form: ReplyForm, wanted: Wanted, tokens: Mapping[str, int], *, m
         thoughts = _thoughts(rules, form, wanted, may_think=may_think)
         start = sequence(thoughts, _behind_thoughts(rules, form, wanted))
     return BoundReply(rules.grammar(start), tuple(rules.marks))
-
-
-def bound_text(form: ReplyForm, kind: str, text: str, tokens: Mapping[str, int]) -> BoundReply:
-    """A reply of this form, without calls, of which the text is one that a grammar allows: in the final
-    channel, or behind thoughts, if there are any. Raises `InputError` for what cannot be obeyed."""
-    return bound_reply(replace(form, calls=None), Wanted(answer=(kind, text)), tokens, may_think=True)
 
 
 def may_think_first(form: ReplyForm, kind: str, text: str, *, may_think: bool) -> bool:

@@ -15,8 +15,8 @@ from flowspec.model.reply.arguments import Arguments, xml_arguments
 from flowspec.model.reply.channels import CHANNEL, CONSTRAIN, MESSAGE, ChannelReader
 from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.json_calls import read_named, read_objects
-from flowspec.model.reply.parts import Incoming, Kind, Part, Reading, Tools, new_call_id
-from flowspec.model.reply.rules import Maybe, Piece, Rules
+from flowspec.model.reply.parts import Incoming, Kind, Part, Reading, Tools
+from flowspec.model.reply.rules import Piece, Rules
 from flowspec.model.reply.xml_calls import read_xml
 
 
@@ -43,10 +43,6 @@ class CallFormat:
     closing: str = ""
     is_last: bool = False
     id_chars: int = 0
-
-    def new_id(self) -> str:
-        """An id for a call, as the model's template takes it back."""
-        return new_call_id(self.id_chars)
 
 
 CHANNELS = CallFormat(  # GPT-OSS, whose replies `channels.py` reads
@@ -83,14 +79,14 @@ MISTRAL = CallFormat(  # of tokenizer versions above 7; up to it are lists, and 
 )
 MISTRAL_LIST = replace(
     MISTRAL,
-    opening=(Maybe(" "), "["),
+    opening=((" ",), "["),
     begin=JSON_LIST.begin,
     end="}",
     between=", ",
     closing="]",
     is_last=True,
 )
-MISTRAL_WITH_IDS = replace(MISTRAL, begin=("{name}", Maybe("[CALL_ID]", "/[a-zA-Z0-9]{9}/"), "[ARGS]"))
+MISTRAL_WITH_IDS = replace(MISTRAL, begin=("{name}", ("[CALL_ID]", "/[a-zA-Z0-9]{9}/"), "[ARGS]"))
 HERMES = CallFormat(  # Hermes, Qwen2.5, Qwen3, SmolLM3, Granite 4
     marks=("<tool_call>",),
     others=("</tool_call>",),

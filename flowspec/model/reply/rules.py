@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from flowspec.model.grammar import json_rule
 from flowspec.model.json_schema import check_size, size_of
@@ -14,14 +14,8 @@ from flowspec.model.json_schema import check_size, size_of
 _SIGN = re.compile(r"[^\w<>]")
 
 
-class Maybe(NamedTuple):
-    """Something that may be left out: a text, and behind it what a regular expression matches."""
-
-    text: str
-    regex: str = ""
-
-
-Piece = str | Maybe
+Piece = str | tuple[str, ...]
+"""A text; or what may be left out: a text, and behind it what regular expressions match."""
 
 
 class Rules:
@@ -77,8 +71,8 @@ class Rules:
         return self._rules.setdefault(body, f"{kind}{len(self._rules)}")
 
     def _piece(self, piece: Piece) -> str:
-        if isinstance(piece, Maybe):
-            return f"({sequence(self._piece(piece.text), piece.regex)})?"
+        if isinstance(piece, tuple):
+            return f"({sequence(self._piece(piece[0]), *piece[1:])})?"
         parts = self._cut.split(piece)
         return sequence(*(self._mark(part) if part in self._tokens else _quoted(part) for part in parts))
 
