@@ -39,7 +39,7 @@ from flowspec.errors import ClusterError, InputError, PeerError, counted
 from flowspec.folders import state_folder
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
-from flowspec.model.text import Messages, Tokenizer
+from flowspec.model.text import Messages, Tokenizer, check_chat_template
 from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.journal.lines import Entry, JournalContent
@@ -115,6 +115,7 @@ def run(args: argparse.Namespace) -> int:
         notes = Notes(show_note)
 
         def check(files: ModelFiles) -> None:
+            check_chat_template(files)
             if content is not None:
                 resume.check_model(files, content.setting)
 
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
             return llm
 
         llm = connect()
-        # a model that cannot chat is refused here, not after a question
+        # a template that is none is refused here, not after a question
         llm.encode([{"role": "user", "content": "?"}])
         assert llm.tokenizer is not None
         chat = Chat(

@@ -54,6 +54,7 @@ _DECODERS = {"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Seque
 """What tokenizers make text with that is the bytes of its tokens, one behind the other."""
 ROLES = frozenset(("assistant", "system", "user"))
 """Those that every chat template is given; others it must name itself."""
+NO_TEMPLATE = "this model has no chat template; use flowspec generate --raw"
 PIECE_CHARS = 1 << 14
 """Of a longer text so much is looked at before it is asked again whether anybody waits for it."""
 
@@ -85,6 +86,17 @@ def check_tokenizer(files: ModelFiles) -> None:
     raise InputError(
         f"model {files.model!r} has no tokenizer; {cure}; or use flowspec generate --prompt-token-ids 1,5,9"
     )
+
+
+def check_chat_template(files: ModelFiles) -> None:
+    """Raises `InputError` for a model that no dialogue can be asked of."""
+    check_tokenizer(files)
+    path = files.find("tokenizer_config.json")
+    said = {} if path is None else read_json(path)
+    if files.gguf is not None:
+        said = {"chat_template": files.gguf_file.metadata.get("tokenizer.chat_template")}
+    if not said.get("chat_template") and files.find("chat_template.jinja") is None:
+        raise InputError(NO_TEMPLATE)
 
 
 class Tokenizer:
@@ -150,7 +162,7 @@ class Tokenizer:
         given `variables`; it need not look at either (`takes_tools`, `template_names`). Special tokens come
         from the template alone (`chat_template.py`)."""
         if not self.has_chat_template:
-            raise InputError("this model has no chat template; use flowspec generate --raw")
+            raise InputError(NO_TEMPLATE)
         self._check_roles(messages, tools)
         template, documents = self.template(tools), [tool.document for tool in tools]
         marks, around = self._marks(template), thoughts_of(template) or Thoughts("", "")

@@ -88,6 +88,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "no-weights/model.safetensors").unlink()
     make_model(folder / "no-tokenizer")
     (folder / "no-tokenizer/tokenizer.json").unlink()
+    make_model(folder / "no-template")
+    (folder / "no-template/chat_template.jinja").unlink()
     make_model(folder / "cut", cut_bytes=100)
     make_model(folder / "gpt2", model_type="gpt2")
     make_checkpoint(folder / "other", "llama", {**SMALL, "num_hidden_layers": 1})
