@@ -273,7 +273,7 @@ def worst_matrix(part: Slice, reference: Reference) -> MatrixError:
     generator = torch.Generator().manual_seed(1)
     for name, linear, weight, bias in _matrices(part, reference):
         drawn = torch.randn((alone + together, weight.shape[1]), generator=generator)
-        rows, product = engine.cast(drawn.numpy()), engine.rows(linear.inputs, linear=linear)
+        rows, product = engine.cast(drawn.numpy()), engine.rows(linear=linear)
         made = [engine.numpy(engine.wide(product(some))) for some in (rows[:alone], rows[alone:])]
         expected = F.linear(torch.from_numpy(engine.numpy(engine.wide(rows))), weight, bias)
         off = (torch.from_numpy(np.concatenate(made)) - expected).square().mean(dim=0).sqrt()  # [out]

@@ -145,7 +145,7 @@ class _Counting:
     """Some: which layers these are is for the profile's `depths` to say."""
     hidden_size = width = slot_bytes = 1
     weight_bytes = 0
-    engine = _Memory()
+    engine: Any = _Memory()
 
     def __init__(self, context: int) -> None:
         self.context_max = context

@@ -64,13 +64,12 @@ class _Source:
         self._engine = engine
 
         def linear(name: str) -> Any:
-            return engine.rows(target.hidden, norm=parts["input_layernorm"], linear=parts[name])
+            return engine.rows(norm=parts["input_layernorm"], linear=parts[name])
 
         self._keys = linear("self_attn.k_proj")
         self._values = linear("self_attn.v_proj") if "self_attn.v_proj" in parts else self._keys
-        width = layer.kv.width
         self._of_keys, self._of_values = (
-            engine.rows(width, norm=parts[f"self_attn.{name}_norm"]) for name in ("k", "v")
+            engine.rows(norm=parts[f"self_attn.{name}_norm"]) for name in ("k", "v")
         )
 
     def keys_and_values(self, hidden: Array, angles: Angles) -> tuple[Array, Array]:
@@ -89,7 +88,7 @@ class _MaskedEmbedding:
         self, engine: Engine, centroids: Linear, ordering: I64, chosen: int, weights: Matrix
     ) -> None:
         self._engine, self._weights, self._chosen = engine, weights, chosen
-        self._centroids = engine.rows(centroids.inputs, linear=centroids)
+        self._centroids = engine.rows(linear=centroids)
         self._tokens = ordering.reshape(centroids.outputs, -1)
 
     def logits(self, hidden: Array) -> F32:
@@ -101,7 +100,7 @@ class _MaskedEmbedding:
         for row, clusters in enumerate(np.argsort(-near, axis=1, kind="stable")[:, : self._chosen]):
             tokens = self._tokens[clusters].reshape(-1)
             own = Plain(self._weights.weights[tokens])
-            scores = engine.rows(hidden.shape[1], linear=Linear(inputs=hidden.shape[1], matrices=(own,)))
+            scores = engine.rows(linear=Linear(inputs=hidden.shape[1], matrices=(own,)))
             found[row, tokens] = engine.numpy(engine.wide(scores(hidden[row : row + 1])))[0]
         return found
 
@@ -152,10 +151,10 @@ class AssistantHead:
         self.weight_bytes = held_bytes(parts)
         self._spec, self._target, self._sources, self._table = spec, target, sources, table
         self._masked, self._types = masked, types
-        self._norm = engine.rows(spec.hidden, norm=parts["model.norm"])
-        self._pre = engine.rows(2 * target.hidden, linear=parts["pre_projection"])
-        self._post = engine.rows(spec.hidden, linear=parts["post_projection"])
-        self._lm_head = engine.rows(spec.hidden, linear=parts["lm_head"])
+        self._norm = engine.rows(norm=parts["model.norm"])
+        self._pre = engine.rows(linear=parts["pre_projection"])
+        self._post = engine.rows(linear=parts["post_projection"])
+        self._lm_head = engine.rows(linear=parts["lm_head"])
         held = {source.kind: source.heads for source in sources}
         self._layers = []
         for place, (layer, kind) in enumerate(zip(spec.layers, types, strict=True)):

@@ -88,23 +88,22 @@ class BlockHead:
         self.block, self.engine = block, engine
         self.weight_bytes = held_bytes(parts)
         self._spec, self._table = spec, table
-        self._fc = engine.rows(parts["fc"].inputs, linear=parts["fc"])
-        self._hidden_norm = engine.rows(self.width, norm=parts["hidden_norm"])
-        self._norm = engine.rows(self.width, norm=parts["norm"])
-        self._lm_head = engine.rows(self.width, linear=parts["lm_head"])
+        self._fc = engine.rows(linear=parts["fc"])
+        self._hidden_norm = engine.rows(norm=parts["hidden_norm"])
+        self._norm = engine.rows(norm=parts["norm"])
+        self._lm_head = engine.rows(linear=parts["lm_head"])
         if block.rank:
             self._latent = parts["markov_head.markov_w1"].matrix
-            self._markov = engine.rows(block.rank, linear=parts["markov_head.markov_w2"])
+            self._markov = engine.rows(linear=parts["markov_head.markov_w2"])
         if block.is_gated:
-            gate = parts["markov_head.gate_proj"]
-            self._gate = engine.rows(gate.inputs, linear=gate)
+            self._gate = engine.rows(linear=parts["markov_head.gate_proj"])
         self._layers, self._writers = [], []
         for index, layer in enumerate(spec.layers):
             own = parts[f"layers.{index}"]
             self._layers.append(engine.layer(own, layer, index))
             keys, values = (own[f"self_attn.{name}_proj"] for name in ("k", "v"))
-            norm = engine.rows(layer.kv.width, norm=own["self_attn.k_norm"])
-            made = (engine.rows(self.width, linear=each) for each in (keys, values))
+            norm = engine.rows(norm=own["self_attn.k_norm"])
+            made = (engine.rows(linear=each) for each in (keys, values))
             self._writers.append((*made, norm))
         self._causal = [
             layer.window > 0 if block.is_causal is None else block.is_causal for layer in spec.layers

@@ -90,16 +90,16 @@ class EagleHead:
         self._form, self._target_ids, self._target = config, target_ids, target
         self._embedding = parts[_EMBEDDING].matrix
         self._feature_norms = [
-            engine.rows(len(part.weights), norm=part)
+            engine.rows(norm=part)
             for name, part in parts.items()
             if name.startswith(("fc_norm.", "input_norm"))
         ]
         fc, norm = parts.get("fc"), parts.get("norm")
-        self._fc = None if fc is None else engine.rows(fc.inputs, linear=fc)
-        self._norm = None if norm is None else engine.rows(spec.hidden, norm=norm)
+        self._fc = None if fc is None else engine.rows(linear=fc)
+        self._norm = None if norm is None else engine.rows(norm=norm)
         lm_head = parts.get(_LM_HEAD) or Linear(inputs=spec.hidden, matrices=(self._embedding,))
         is_before = norm is not None and not config.is_output_normed
-        self._lm_head = engine.rows(spec.hidden, norm=norm if is_before else None, linear=lm_head)
+        self._lm_head = engine.rows(norm=norm if is_before else None, linear=lm_head)
         self._layers = [
             engine.layer(parts[f"layers.{place}"], own, place) for place, own in enumerate(spec.layers)
         ]

@@ -59,12 +59,12 @@ class MtpHead:
         self._parts, layer = parts, parts[0]
         entry: Any = (layer[f"entry.{name}"] for name in ("embedding", "feature", "projection"))
         of_embedding, of_feature, projection = entry
-        self._of_embedding = engine.rows(spec.hidden, norm=of_embedding)
-        self._of_feature = engine.rows(spec.hidden, norm=of_feature)
-        self._projection = engine.rows(2 * spec.hidden, linear=projection)
+        self._of_embedding = engine.rows(norm=of_embedding)
+        self._of_feature = engine.rows(norm=of_feature)
+        self._projection = engine.rows(linear=projection)
         self._layer = engine.layer(layer, spec.layers[0])
-        self._norm = engine.rows(spec.hidden, norm=parts[NORM])
-        self._lm_head = engine.rows(spec.hidden, linear=parts[LM_HEAD])
+        self._norm = engine.rows(norm=parts[NORM])
+        self._lm_head = engine.rows(linear=parts[LM_HEAD])
 
     @staticmethod
     def load(target: ModelFiles, dtype: str, device: str) -> MtpHead:

@@ -16,7 +16,7 @@ import ctypes
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +25,10 @@ from flowspec.core.protocol.precision import Q8_0
 from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.arrays import I32, I64, Array, Bools, zeros
+from flowspec.model.arithmetic.arrays import I32, I64, Array, Bools, Memory, zeros
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.arithmetic.plain import BLOCK, LANES
+from flowspec.model.arithmetic.plain import BLOCK, LANES, Held
 
-Held = tuple[Array, Array, tuple[Array, Array] | None]
-"""Of a layer: keys, values, and between levels the steps of both."""
 BASE, NEAR, SNAPSHOT = 0, 1, 2
 """The states that are held (`linear_attention.py`)."""
 GAP = "a row does not see the nodes right before it"
@@ -38,14 +36,6 @@ Angles = tuple[Array, Array]
 """Cosine and sine of position embeddings, each `[1, rows, numbers that turn]`."""
 MOVED_AT_ONCE = 256
 """Slots that are copied at once to others: of an 8 B model in bfloat16 16 MiB of keys."""
-
-
-class Memory(Protocol):
-    """Of a device: an engine."""
-
-    dtype: str
-
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
 
 
 class TreeCache:

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.model_spec import LayerSpec, Rotary
-from flowspec.model.arithmetic.arrays import I64, Array, namespace
-from flowspec.model.attention import Angles, Held, TreeBatch, TreeCache
+from flowspec.model.arithmetic.arrays import I64, Array, Memory, namespace
+from flowspec.model.arithmetic.plain import Held
+from flowspec.model.attention import Angles, TreeBatch, TreeCache
 from flowspec.model.parts import Linear, Matrix, NormPart, Parts, RowsFunction
 from flowspec.model.rounding import Rounded
 
@@ -25,17 +26,14 @@ class Pass(Protocol):
     def run(self, layer: Any, angles: Angles) -> None: ...
 
 
-class Engine(Protocol):
+class Engine(Memory, Protocol):
     """Of one model in one precision. Not thread-safe: one thread runs it."""
 
     device: str
     """`cpu`, `cuda:0`."""
-    dtype: str
-    """Of rows, by name."""
 
     # ---------------------------------------------------------------------------------------- arrays
 
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
     def array(self, x: npt.NDArray[Any]) -> Array:
         """There, as it is; bfloat16 is uint16 in numpy."""
 
@@ -43,14 +41,10 @@ class Engine(Protocol):
         """Here again."""
 
     def copied(self, x: Array) -> Array: ...
-    def wide(self, x: Array) -> Array:
-        """In float32."""
-
     def narrow(self, x: Array) -> Array:
         """In the dtype of rows."""
 
     def cast(self, x: npt.NDArray[Any]) -> Array:
-        """There, in the dtype of rows."""
         return self.narrow(self.array(x))
 
     def scaled(self, x: Array, factor: float) -> Array:
@@ -70,9 +64,7 @@ class Engine(Protocol):
         """What `Pass.run` takes. It attends to keys and values of a `source`, counted from the slice's first
         layer, mostly itself; its own go on from number `going`, if they do."""
 
-    def rows(
-        self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
-    ) -> RowsFunction:
+    def rows(self, *, norm: NormPart | None = None, linear: Linear | None = None) -> RowsFunction:
         """A norm, a linear layer, or both."""
 
     def take(self, table: Matrix, rows: I64) -> Array:

@@ -16,7 +16,8 @@ from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, room, widened
 from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
 from flowspec.model.arithmetic.packed import FORMS, PANEL, Q4_0, int8_panels, packed
-from flowspec.model.attention import BASE, Angles, Held, TreeBatch, TreeCache, TreeRows
+from flowspec.model.arithmetic.plain import Held
+from flowspec.model.attention import BASE, Angles, TreeBatch, TreeCache, TreeRows
 from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import Walk, walk_of, walk_past
 from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
@@ -84,10 +85,8 @@ class Cpu(Engine):
     def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> Program:
         return program_of(parts, spec, self._how, source, going)
 
-    def rows(
-        self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
-    ) -> RowsFunction:
-        return Rows(self._room, self._how, inputs, norm, linear)
+    def rows(self, *, norm: NormPart | None = None, linear: Linear | None = None) -> RowsFunction:
+        return Rows(self._room, self._how, norm, linear)
 
     def take(self, table: Matrix, rows: I64) -> Array:
         if isinstance(table, Plain):

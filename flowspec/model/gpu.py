@@ -28,8 +28,8 @@ from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary, library_of
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Q4_0, numbers_of, packed
-from flowspec.model.arithmetic.plain import DIGIT, TINY
-from flowspec.model.attention import BASE, NEAR, Angles, Held, TreeBatch, TreeCache, TreeRows
+from flowspec.model.arithmetic.plain import DIGIT, TINY, Held
+from flowspec.model.attention import BASE, NEAR, Angles, TreeBatch, TreeCache, TreeRows
 from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import Walk, walk_of, walk_past
 from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction, Table
@@ -216,9 +216,7 @@ class Gpu(Engine):
     def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> _Layer:
         return _Layer(spec, parts, self._how, multiplied, self._ops, source, going)
 
-    def rows(
-        self, inputs: int, *, norm: NormPart | None = None, linear: Linear | None = None
-    ) -> RowsFunction:
+    def rows(self, *, norm: NormPart | None = None, linear: Linear | None = None) -> RowsFunction:
         def run(x: Tensor) -> Array:
             x = x if norm is None else self._ops.norm(x, norm.weights, norm.eps, self._how)
             return x if linear is None else multiplied(x, linear)

@@ -143,7 +143,7 @@ def product_fault(dtype: str, arithmetic: str, device: str) -> str:
             matrix = engine.rounded_matrix(rounding, rounded, inputs)
         else:
             matrix = Plain(weights.to(own).to(device))
-        multiply = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
+        multiply = engine.rows(linear=Linear(inputs=inputs, matrices=(matrix,)))
         there, whole = rows.to(device), None
         for count in sorted(ROW_COUNTS, reverse=True):
             found = multiply(there[:count])

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Mixture
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.arrays import Array, contiguous, namespace
+from flowspec.model.arithmetic.arrays import Array, Memory, contiguous, namespace
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.families import Family
 
@@ -137,16 +136,9 @@ added to its rate, float32."""
 # --------------------------------------------------------------------------------------------- shapes
 
 
-class Arrays(Protocol):
-    """An engine's: to the device, in the dtype of rows; in float32."""
-
-    def cast(self, x: npt.NDArray[Any]) -> Array: ...
-    def wide(self, x: Array) -> Array: ...
-
-
-def rounded(value: float, arrays: Arrays) -> float:
+def rounded(value: float, memory: Memory) -> float:
     """To the dtype of rows."""
-    return float(arrays.wide(arrays.cast(np.array([value], np.float32))).item())
+    return float(memory.wide(memory.cast(np.array([value], np.float32))).item())
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +150,7 @@ class Shape:
     parameters: Mapping[str, Parameter]
     width: int = 0
 
-    def part(self, values: Mapping[str, Any], eps: float, arrays: Arrays) -> Part:
+    def part(self, values: Mapping[str, Any], eps: float, memory: Memory) -> Part:
         """From values by the ends of names: arrays; of packed ones a tuple of matrices, of experts one for
         each. `eps` is of norms."""
         given = values.get(".weight", values.get(""))
@@ -170,24 +162,24 @@ class Shape:
                 linears = tuple(Linear(inputs=self.width, matrices=each) for each in given)
                 return Stack(linears=linears, bias=values.get("_bias"))
             case "norm":
-                weights = arrays.cast(np.ones(self.width, np.float32)) if given is None else given
+                weights = memory.cast(np.ones(self.width, np.float32)) if given is None else given
                 return NormPart(weights=weights, eps=eps, has_weights=given is not None)
             case "router":
                 bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
                 return RouterPart(weights=given, bias=bias, correction=correction)
             case "normed router":
-                weights, scales = values[".proj.weight"], contiguous(arrays.wide(values[".per_expert_scale"]))
+                weights, scales = values[".proj.weight"], contiguous(memory.wide(values[".per_expert_scale"]))
                 norm, factor = NormPart(weights=values[".scale"], eps=eps), self.width**-0.5
                 return RouterPart(weights=weights, norm=norm, factor=factor, scales=scales)
             case "table":
                 matrix = given[0] if isinstance(given, tuple) else Plain(given)
-                return Table(matrix=matrix, factor=rounded(self.width**0.5, arrays))
+                return Table(matrix=matrix, factor=rounded(self.width**0.5, memory))
             case "wide":
-                wide = arrays.wide(given)
+                wide = memory.wide(given)
                 return contiguous(wide if wide.ndim == 1 else wide[:, 0].T)
             case "rates":
-                fast = -values[".A"] if ".A" in values else plain.exp(arrays.wide(values[".A_log"]))
-                return namespace(fast).concatenate([fast, arrays.wide(values[".dt_bias"])])
+                fast = -values[".A"] if ".A" in values else plain.exp(memory.wide(values[".A_log"]))
+                return namespace(fast).concatenate([fast, memory.wide(values[".dt_bias"])])
             case "number":
                 return float(given.item())
 
@@ -280,12 +272,12 @@ class LayerShape:
             for end, parameter in place.shape.parameters.items()
         }
 
-    def parts(self, values: Mapping[str, Any], eps: float, arrays: Arrays) -> dict[str, Part]:
+    def parts(self, values: Mapping[str, Any], eps: float, memory: Memory) -> dict[str, Part]:
         """From values by the names of parameters; `{linear layer}.order` may be there, too."""
         found: dict[str, Part] = {}
         for name, (stem, shape) in self.places.items():
             own = {end: values[stem + end] for end in shape.parameters}
-            found[name] = shape.part({**own, ".order": values.get(f"{stem}.order")}, eps, arrays)
+            found[name] = shape.part({**own, ".order": values.get(f"{stem}.order")}, eps, memory)
         return found
 
     def _add(self, name: str, shape: Shape, stem: str = "") -> None:

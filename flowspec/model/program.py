@@ -147,16 +147,13 @@ def program_of(
 class Rows:
     """Makes rows `[rows, outputs]` of rows `[rows, inputs]` alone: by a norm, a linear layer, or both."""
 
-    def __init__(
-        self,
-        room: Room,
-        how: Arithmetic,
-        inputs: int,
-        norm: NormPart | None = None,
-        linear: Linear | None = None,
-    ) -> None:
+    def __init__(self, room: Room, how: Arithmetic, norm: NormPart | None, linear: Linear | None) -> None:
         maker = Maker(how)
-        found = maker.register(inputs)
+        if linear is not None:
+            found = maker.register(linear.inputs)
+        else:
+            assert norm is not None, "there is something to do"
+            found = maker.register(norm.weights.size)
         if norm is not None:
             found = maker.norm(found, norm)
         if linear is not None:

@@ -86,8 +86,8 @@ class Slice:
             going = self._going[number].start if number in self._going else None
             self.layers.append(engine.layer(parts[number], layer, layer.source - first, going))
         if span.is_last:
-            self._norm = engine.rows(spec.hidden, norm=parts[NORM])
-            self._lm_head = engine.rows(spec.hidden, norm=parts[NORM], linear=parts[LM_HEAD])
+            self._norm = engine.rows(norm=parts[NORM])
+            self._lm_head = engine.rows(norm=parts[NORM], linear=parts[LM_HEAD])
 
     @staticmethod
     def load(

@@ -68,7 +68,7 @@ class _Product:
         self.matrices: list[RowsFunction] = []
         for _ in range(count):
             linear = Linear(inputs=self._inputs, matrices=(self._matrix(name, shape),))
-            self.matrices.append(self._engine.rows(self._inputs, linear=linear))
+            self.matrices.append(self._engine.rows(linear=linear))
 
     def rows(self, count: int) -> Array:
         return self._numbers((count, self._inputs))

@@ -217,7 +217,7 @@ def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
     count = target.config().num_hidden_layers
     last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", "cpu")
     hidden = np.random.default_rng(2).standard_normal((5, head.hidden_size), np.float32)
-    lm_head = last.engine.rows(head.hidden_size, linear=last.parts[LM_HEAD])
+    lm_head = last.engine.rows(linear=last.parts[LM_HEAD])
     np.testing.assert_allclose(head.logits(hidden), finish(lm_head(hidden)), rtol=1e-6, atol=1e-6)
 
 

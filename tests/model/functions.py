@@ -11,8 +11,8 @@ import numpy.typing as npt
 from flowspec.core.protocol.model_spec import DeltaRule
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import KINDS, Cache, Call, Part, address, kind_of, threads
-from flowspec.model.arithmetic.plain import UNIT_EPS
-from flowspec.model.attention import Held, Sight
+from flowspec.model.arithmetic.plain import UNIT_EPS, Held
+from flowspec.model.attention import Sight
 from flowspec.model.engines import Cpu
 from flowspec.model.parts import Linear, Matrix, Plain
 from flowspec.model.program import Arithmetic, Maker, Room, Rows, View
@@ -39,7 +39,7 @@ def multiplied(x: Array, matrix: Matrix, bias: Array | None = None, plain: str =
     """Rows by a matrix, in their dtype; a `plain` one in lanes or in `pairs`."""
     how = Arithmetic(kind_of(x.dtype), "cast, scale", plain)
     linear = Linear(inputs=x.shape[1], matrices=(matrix,), bias=bias)
-    found: Array = Rows(room(), how, x.shape[1], linear=linear)(x)
+    found: Array = Rows(room(), how, None, linear)(x)
     return found
 
 

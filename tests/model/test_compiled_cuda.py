@@ -133,7 +133,7 @@ def both(
     def rows_of(engine: Engine) -> np.ndarray:
         matrices = (engine.rounded_matrix(dtype, rounded, inputs),)
         linear = Linear(inputs=inputs, matrices=matrices, bias=engine.array(bias))
-        return np.asarray(engine.numpy(engine.rows(inputs, linear=linear)(engine.array(x))))
+        return np.asarray(engine.numpy(engine.rows(linear=linear)(engine.array(x))))
 
     return rows_of(functions.engine()), rows_of(Gpu("float32", arithmetic, "cast, scale", "cpu"))
 

@@ -81,7 +81,7 @@ def test_norms_are_the_familys_own(name: str) -> None:
         with torch.inference_mode():
             expected = norm(hidden)
         part = NormPart(weights=array_of(norm.weight), eps=1e-5)
-        found = tensor_of(Cpu(dtype, "", family.norm).rows(96, norm=part)(array_of(hidden)))
+        found = tensor_of(Cpu(dtype, "", family.norm).rows(norm=part)(array_of(hidden)))
         if dtype == "float32":
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
             continue

@@ -106,7 +106,7 @@ def test_a_gpu_takes_rows_as_they_are() -> None:
         weights = dequantize(rows_of(kind, 21, 2, 3), Kind[kind]).astype(np.float64)
         rows = np.random.default_rng(2).standard_normal((5, 2 * form.unit), np.float32)
         linear = Linear(inputs=rows.shape[1], matrices=(matrix,))
-        found = engine.numpy(engine.rows(rows.shape[1], linear=linear)(engine.array(rows)))
+        found = engine.numpy(engine.rows(linear=linear)(engine.array(rows)))
         expected = rows.astype(np.float64) @ weights.T
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4 * np.abs(weights).max())
 

@@ -18,15 +18,7 @@ from flowspec.folders import locked
 from flowspec.model import trials
 from flowspec.model.arithmetic import build, cases, compiled
 from flowspec.model.engines import Cpu, engine_of
-from flowspec.model.trials import (
-    DIGITS,
-    GROUPS32,
-    LANES16,
-    PAIRS16,
-    NoRightKernelError,
-    prepare,
-    run_trial,
-)
+from flowspec.model.trials import DIGITS, GROUPS32, LANES16, PAIRS16, NoRightKernelError, prepare, run_trial
 from tests import warm
 from tests.model import definition
 
@@ -174,22 +166,13 @@ def test_what_was_found_is_kept_for_this_processor(monkeypatch: pytest.MonkeyPat
         with pytest.raises(FileNotFoundError):
             again()
     assert again() == first
-
-
-def test_whoever_waits_for_a_trial_of_another_process_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ended(Exception):
-        pass
+    path.unlink()
 
     def look(doing: str, share: float) -> None:
-        raise Ended
+        raise KeyError(doing)
 
-    run_trial("int8", "cpu")
-    (path,) = (Path(os.environ["XDG_CACHE_HOME"]) / "flowspec/kernels").glob("*.json")
-    path.unlink()
-    monkeypatch.setattr(trials, "_library", None)
-    monkeypatch.setattr(trials, "_found", {})
-    with locked(path), trials.shown_to(look), pytest.raises(Ended):
-        run_trial("int8", "cpu")
+    with locked(path), trials.shown_to(look), pytest.raises(KeyError, match="trying kernels"):
+        again()  # and tells that it waits for another process's trial
 
 
 def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,19 @@ _NAN = 0xFFFF
 _BLOCK = 1 << 16
 """Numbers that are converted at once, so that they stay in a processor's cache."""
 _LINE_BYTES = 64
+
+
+class Memory(Protocol):
+    """Of a device where layers compute; their rows are in a `dtype`."""
+
+    dtype: str
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
+    def cast(self, x: Numbers) -> Array:
+        """There, in the dtype of rows."""
+
+    def wide(self, x: Array) -> Array:
+        """In float32."""
 
 
 def widened(x: Numbers) -> F32:

@@ -90,7 +90,7 @@ class _Cpu(Measured):
             matrix: Packed | Plain = Packed(PACKED_FORMS[dtype], engine.array(panels), outputs)
         else:
             matrix = Plain(engine.cast(np.full(size, 0.5, np.float32)))
-        run = engine.rows(inputs, linear=Linear(inputs=inputs, matrices=(matrix,)))
+        run = engine.rows(linear=Linear(inputs=inputs, matrices=(matrix,)))
         given = engine.cast(np.full((rows, inputs), 0.5, np.float32))
         return partial(run, given), held_bytes(matrix)
 
