@@ -19,7 +19,7 @@ from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model import gpu, gpu_trial
 from flowspec.model.arithmetic import compiled_cuda, plain
-from flowspec.model.arithmetic.compiled_cuda import NAMES, SOURCE, WIDTH_MAX, CudaLibrary
+from flowspec.model.arithmetic.compiled_cuda import KERNELS, SOURCE, WIDTH_MAX, CudaLibrary
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.engine import Engine
 from flowspec.model.gpu import BLOCKS, DTYPES, Gpu, arithmetics_of, in_blocks
@@ -62,7 +62,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
 
 def test_kernels_of_a_gpu_compute_what_is_defined(host: OnHost) -> None:
     assert gpu_trial.library_fault(CudaLibrary(host.start), CPU) == ""
-    assert set(host.started) == set(NAMES)
+    assert set(host.started) == set(KERNELS)
 
 
 @pytest.mark.parametrize("name", ["exp", "halves_sum", "turned", "store", "softmax", "attention"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +42,23 @@ def _structure(*names: str) -> Any:
     return type("Given", (ctypes.Structure,), {"_fields_": fields(*names)})
 
 
-_FUNCTION = _structure("x times y", "count", "kind function")
-_SHARES = _structure("x y", "width", "are_powers")
-_NORM = _structure("x weights y", "rows width", "kind how", "share eps")
-_HALVES = _structure("x w y", "inputs outputs")
-_ATTENTION = _structure(
-    "queries keys values paths sinks shares weights sums found",
-    "rows heads kv_heads width value_width slots positions",
-    "kind cache_kind",
-    "scale cap cap_inverse",
+KERNELS = {
+    "function": _structure("x times y", "count", "kind function"),
+    "norm": _structure("x weights y", "rows width", "kind how", "share eps"),
+    "shares": _structure("x y", "width", "are_powers"),
+    "halves": _structure("x w y", "inputs outputs"),
+    "turn": TurnFields,
+    "store": StoredFields,
+} | dict.fromkeys(
+    ("scores", "weigh", "sums", "values"),
+    _structure(
+        "queries keys values paths sinks shares weights sums found",
+        "rows heads kv_heads width value_width slots positions",
+        "kind cache_kind",
+        "scale cap cap_inverse",
+    ),
 )
-NAMES = ("function", "norm", "shares", "halves", "turn", "store", "scores", "weigh", "sums", "values")
-"""Of the source's kernels, which begin with `flowspec_` there."""
+"""Of the source, where their names begin with `flowspec_`, and what they are given."""
 Start = Callable[[str, ctypes.Structure, int, int], None]
 """Starts a kernel of so many blocks, each with room for so many float32 numbers."""
 
@@ -72,9 +77,8 @@ class CudaLibrary:
     def gated(self, gate: torch.Tensor, up: torch.Tensor | None, name: str) -> torch.Tensor:
         assert up is None or up.dtype == gate.dtype, "the source reads both alike"
         x, found = gate.contiguous(), gate.new_empty(gate.shape)
-        times = None if up is None else up.contiguous()
-        given = _FUNCTION(*_addresses(x, times, found), x.numel(), kind_of(x.dtype), FUNCTIONS.index(name))
-        self._for_all("function", given, x.numel())
+        given = x, None if up is None else up.contiguous(), found
+        self._for_all("function", x.numel(), given, x.numel(), kind_of(x.dtype), FUNCTIONS.index(name))
         return found
 
     def norm(self, x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
@@ -84,7 +88,7 @@ class CudaLibrary:
             return plain.norm(x, weights, eps, how)
         x, found, rows = x.contiguous(), x.new_empty(x.shape), x.numel() // width
         shape = rows, width, kind_of(x.dtype), NORMS.index(how), 1 / width, eps
-        self._by_block("norm", _NORM(*_addresses(x, weights, found), *shape), rows, width)
+        self._by_block("norm", rows, width, (x, weights, found), *shape)
         return found
 
     def softmax(self, x: torch.Tensor) -> torch.Tensor:
@@ -95,7 +99,7 @@ class CudaLibrary:
 
     def _shares(self, x: torch.Tensor, are_powers: bool) -> torch.Tensor:
         x, found, width = x.contiguous(), x.new_empty(x.shape), x.shape[-1]
-        self._by_block("shares", _SHARES(*_addresses(x, found), width, are_powers), x.numel() // width, width)
+        self._by_block("shares", x.numel() // width, width, (x, found), width, are_powers)
         return found
 
     def product(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -103,19 +107,17 @@ class CudaLibrary:
         if inputs > WIDTH_MAX:
             return plain.product(x, weights)
         x, weights, found = x.contiguous(), weights.contiguous(), x.new_empty((rows, outputs))
-        given = _HALVES(*_addresses(x, weights, found), inputs, outputs)
-        self._by_block("halves", given, rows * outputs, inputs)
+        self._by_block("halves", rows * outputs, inputs, (x, weights, found), inputs, outputs)
         return found
 
     def turned(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        (rows, heads, width), (between_rows, between_heads, between) = x.shape, x.stride()
+        between_rows, between_heads, between = x.stride()
         if between != 1:
             return plain.turned(x, cosine, sine)
         assert all(each.is_contiguous() for each in (cosine, sine)), "the source reads them so"
         found = x.new_empty(x.shape)
-        shape = rows, heads, width, cosine.shape[-1], between_rows, between_heads
-        given = TurnFields(*_addresses(x, cosine, sine, found), *shape, kind_of(x.dtype))
-        self._for_all("turn", given, x.numel())
+        shape = *x.shape, cosine.shape[-1], between_rows, between_heads, kind_of(x.dtype)
+        self._for_all("turn", x.numel(), (x, cosine, sine, found), *shape)
         return found
 
     def store(self, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, held: Held) -> None:
@@ -125,11 +127,9 @@ class CudaLibrary:
             return
         (kv_heads, rows, width), (_, slots, value_width) = keys.shape, to_values.shape
         (key_heads, key_rows, _), (value_heads, value_rows, _) = keys.stride(), values.stride()
-        where = _addresses(keys, values, places, to_keys, to_values, None, None)
-        shape = rows, kv_heads, width, value_width, slots
-        between = key_rows, key_heads, value_rows, value_heads
-        given = StoredFields(*where, *shape, *between, kind_of(keys.dtype), kind_of(to_keys.dtype))
-        self._for_all("store", given, keys.numel())
+        given = keys, values, places, to_keys, to_values, None, None
+        shape = rows, kv_heads, width, value_width, slots, key_rows, key_heads, value_rows, value_heads
+        self._for_all("store", keys.numel(), given, *shape, kind_of(keys.dtype), kind_of(to_keys.dtype))
 
     def attention(
         self,
@@ -149,32 +149,33 @@ class CudaLibrary:
         most = max(1, min(rows, SCORES_MAX // max(1, heads * positions)))
         scratch = (most, heads, positions), (most, heads), (most, heads, blocks, width)
         shares, weights, sums = (queries.new_empty(shape, dtype=torch.float32) for shape in scratch)
+        kinds = kind_of(queries.dtype), kind_of(keys.dtype)
         for first in range(0, rows, most):
             own, parts, to = (each[first : first + most] for each in (paths, queries, found))
-            count = len(own)
-            given = _ATTENTION(
-                *_addresses(parts, keys, values, own, sinks, shares, weights, sums, to),
-                *(count, heads, len(keys), width, values.shape[2], values.shape[1], positions),
-                *(kind_of(queries.dtype), kind_of(keys.dtype), scale, cap, 1 / cap if cap else 0.0),
-            )
-            self._for_all("scores", given, count * heads * positions)
-            self._start("weigh", given, count * heads, max(THREADS, blocks))
-            self._for_all("sums", given, count * heads * blocks * width)
-            self._for_all("values", given, count * heads * width)
+            each = len(own) * heads
+            tensors = parts, keys, values, own, sinks, shares, weights, sums, to
+            shape = len(own), heads, len(keys), width, values.shape[2], values.shape[1], positions
+            given = tensors, *shape, *kinds, scale, cap, 1 / cap if cap else 0.0
+            self._for_all("scores", each * positions, *given)
+            self._run("weigh", each, max(THREADS, blocks), *given)
+            self._for_all("sums", each * blocks * width, *given)
+            self._for_all("values", each * width, *given)
         return found
 
-    def _for_all(self, name: str, given: ctypes.Structure, count: int) -> None:
-        if count:
-            self._start(name, given, min(BLOCKS_MAX, -(-count // THREADS)), 0)
+    def _for_all(self, name: str, count: int, *given: Any) -> None:
+        """With a thread for each of so many numbers, or for several."""
+        self._run(name, min(BLOCKS_MAX, -(-count // THREADS)), 0, *given)
 
-    def _by_block(self, name: str, given: ctypes.Structure, blocks: int, width: int) -> None:
+    def _by_block(self, name: str, blocks: int, width: int, *given: Any) -> None:
         """With room for half of the power of two that `width` is filled up to, and one number a thread."""
+        self._run(name, blocks, max(THREADS, (1 << max(0, width - 1).bit_length()) // 2), *given)
+
+    def _run(
+        self, name: str, blocks: int, room: int, tensors: Sequence[torch.Tensor | None], *numbers: float
+    ) -> None:
         if blocks:
-            self._start(name, given, blocks, max(THREADS, (1 << max(0, width - 1).bit_length()) // 2))
-
-
-def _addresses(*tensors: torch.Tensor | None) -> list[int | None]:
-    return [None if each is None else each.data_ptr() for each in tensors]
+            addresses = (None if each is None else each.data_ptr() for each in tensors)
+            self._start(name, KERNELS[name](*addresses, *numbers), blocks, room)
 
 
 class _Module:
@@ -183,9 +184,11 @@ class _Module:
     def __init__(self, device: torch.device, capability: tuple[int, int]) -> None:
         self._index = device.index or 0
         self._driver = ctypes.CDLL("libcuda.so.1")
+        pointer = ctypes.c_void_p
+        self._driver.cuLaunchKernel.argtypes = [pointer, *[ctypes.c_uint] * 7, pointer, pointer, pointer]
         code, module = _compiled(capability), ctypes.c_void_p()
         self._call("loading", self._driver.cuModuleLoadData, ctypes.byref(module), code)
-        self._functions = {name: ctypes.c_void_p() for name in NAMES}
+        self._functions = {name: ctypes.c_void_p() for name in KERNELS}
         for name, function in self._functions.items():
             asked = ctypes.byref(function), module, f"flowspec_{name}".encode()
             self._call(name, self._driver.cuModuleGetFunction, *asked)
