@@ -318,10 +318,10 @@ def _by_parameter(part: Slice, index: int) -> dict[str, Any]:
     spec, own = part.spec, part.spec.layers[index]
     shape = LayerShape(spec=own, family=family_named(spec), hidden=spec.hidden, is_own=own.source == index)
     found: dict[str, Any] = {}
-    for name, place in shape.places.items():
+    for name, (stem, own_shape) in shape.places.items():
         made = part.parts[index][name]
         if isinstance(made, RouterPart):
             made = Linear(inputs=spec.hidden, matrices=(Plain(made.weights),))
         if isinstance(made, Linear | Stack):
-            found |= {place.stem + end: made for end in place.shape.parameters}
+            found |= {stem + end: made for end in own_shape.parameters}
     return found

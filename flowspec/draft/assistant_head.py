@@ -220,7 +220,7 @@ class AssistantHead:
         for layer in layers:
             shape = LayerShape(spec=whole.layers[layer], family=family, hidden=whole.hidden)
             own_shapes = {
-                f"{prefix}layers.{layer}.{name}": shape.places[name].shape
+                f"{prefix}layers.{layer}.{name}": shape.places[name][1]
                 for name in _SOURCE
                 if name in shape.places
             }

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Norm, Rotary
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.errors import InputError
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, room, widened
 from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
@@ -23,7 +24,7 @@ from flowspec.model.linear_attention import Walk, walk_of, walk_past
 from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
 from flowspec.model.program import Arithmetic, Program, Room, Rows, program_of
 from flowspec.model.rounding import Rounded, spread
-from flowspec.model.trials import PAIRS16, run_trial
+from flowspec.model.trials import PAIRS16, processor, run_trial
 
 Array = npt.NDArray[Any]
 
@@ -31,9 +32,11 @@ Array = npt.NDArray[Any]
 def engine_of(dtype: str, device: str, norm: Norm, arithmetic: str = "") -> Engine:
     """For a model in a precision, whose norms compute so: by an `arithmetic`, or the best that the device
     has. Raises `InputError` where it lacks that."""
-    trial = run_trial(dtype, device)
-    trial.check(arithmetic)
-    arithmetic = arithmetic or trial.arithmetics[0]
+    known = run_trial(dtype, device).arithmetics
+    arithmetic = arithmetic or known[0]
+    if arithmetic not in known:
+        has = f"{device} on {processor()} has {', '.join(known)}"
+        raise InputError(f"expected the arithmetic {arithmetic} of {dtype}, {has}")
     if device == "cpu":
         return Cpu(dtype, arithmetic, norm)
     from flowspec.model.gpu import Gpu  # where torch is

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -219,15 +219,8 @@ def _taps_shape(width: int, length: int) -> Shape:
     return Shape("wide", {".weight": Parameter((width, 1, length), "widened")})
 
 
-class Place(NamedTuple):
-    """A part, by what files call it."""
-
-    stem: str
-    shape: Shape
-
-
 class LayerShape:
-    """The parts of a layer, its `places`, by the names of most families."""
+    """The parts of a layer, its `places`, by the names of most families: what files call them, and shapes."""
 
     def __init__(
         self,
@@ -245,7 +238,7 @@ class LayerShape:
         assert spec.dense is not None, "there is an operation for everything"
         self._spec, self._dense, self._hidden = spec, spec.dense, hidden
         mixture, self._family = spec.dense.mixture, family
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, tuple[str, Shape]] = {}
         self._add_norms()
         if isinstance(spec.dense.mixer, Convolution):
             self._add_convolution(spec.dense.mixer)
@@ -267,9 +260,9 @@ class LayerShape:
     def parameters(self) -> dict[str, Parameter]:
         """By their names in files."""
         return {
-            place.stem + end: parameter
-            for place in self.places.values()
-            for end, parameter in place.shape.parameters.items()
+            stem + end: parameter
+            for stem, shape in self.places.values()
+            for end, parameter in shape.parameters.items()
         }
 
     def parts(self, values: Mapping[str, Any], eps: float, memory: Memory) -> dict[str, Part]:
@@ -283,7 +276,7 @@ class LayerShape:
     def _add(self, name: str, shape: Shape, stem: str = "") -> None:
         """`stem`: what files of most families call it, if otherwise."""
         stem = stem or name
-        self.places[name] = Place(self._family.layer_names.get(stem, stem), shape)
+        self.places[name] = self._family.layer_names.get(stem, stem), shape
 
     def _add_linear(self, name: str, outputs: int, inputs: int) -> None:
         self._add(name, linear_shape(outputs, inputs, name in self._dense.biases))

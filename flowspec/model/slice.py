@@ -68,8 +68,7 @@ class Slice:
         first, own = span.first, spec.layers[span.first : span.end]
         held = holders(spec.sources, first, span.end)
         self._held = {layer - first: spec.inputs[layer] or spec.heads[layer] for layer in held}
-        windowed = [layer - first for layer in held if spec.windows[layer]]
-        self._windowed = {place: self._held[place] for place in windowed}
+        self._windowed = {place: each for place, each in self._held.items() if spec.windows[first + place]}
         self.slot_bytes = sum(map(self._bytes_of, self._held.values()))
         """What is held of one node in all layers."""
         self.windowed_slot_bytes = sum(map(self._bytes_of, self._windowed.values()))

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import json
+import logging
 import math
 import platform
 import re
@@ -46,6 +46,9 @@ _OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 """Signals that come from outside, as from the system where memory runs out: none is a kernel's own fault."""
 
 
+log = logging.getLogger("flowspec.kernels")
+
+
 class NoRightKernelError(InputError):
     """Nothing computes a precision right here."""
 
@@ -66,25 +69,12 @@ class Trial:
     """Of a precision on a device: the `arithmetics` that are right there, the best first. `slowed_by`: why it
     may be slow here; else empty."""
 
-    dtype: str
-    device: str
     arithmetics: tuple[str, ...]
     slowed_by: str = ""
 
     @property
     def kernel(self) -> str:
         return self.arithmetics[0].partition("@")[0]
-
-    def check(self, arithmetic: str) -> None:
-        """Raises `InputError` where it is not there."""
-        if arithmetic and arithmetic not in self.arithmetics:
-            where, has = f"{self.device} on {processor()}", ", ".join(self.arithmetics)
-            raise InputError(f"expected the arithmetic {arithmetic} of {self.dtype}, {where} has {has}")
-
-    @property
-    def detour(self) -> str:
-        """A line for people where `slowed_by` is one; else empty."""
-        return f"{processor()} may be slow, for {self.slowed_by}" if self.slowed_by else ""
 
 
 _found: dict[tuple[str, str], Trial] = {}
@@ -116,8 +106,7 @@ def run_trial(dtype: str, device: str) -> Trial:
             arithmetics = _cpu_arithmetics(dtype, verdict.has_pairs)
         else:
             arithmetics = _gpu_arithmetics(dtype, device)
-        found = Trial(dtype=dtype, device=device, arithmetics=arithmetics, slowed_by=slowed_by)
-        _found[dtype, device] = found
+        _found[dtype, device] = Trial(arithmetics=arithmetics, slowed_by=slowed_by)
     return _found[dtype, device]
 
 
@@ -140,6 +129,8 @@ def prepare() -> tuple[Verdict, str]:
         if not verdict.fault:
             compiled.use(compiled.Library(path))
             _library = verdict, "; ".join(faults)
+            if faults:
+                log.warning("%s may be slow, for %s", processor(), _library[1])
             return _library
         faults.append(f"kernels that were compiled with {' '.join(level)}: {verdict.fault}")
     raise NoRightKernelError(
@@ -149,9 +140,7 @@ def prepare() -> tuple[Verdict, str]:
 
 
 def _gpu_arithmetics(dtype: str, device: str) -> tuple[str, ...]:
-    content = json.dumps([dtype, device, _driver(), torch_version()])
-    name = f"{dtype}-{hashlib.sha256(content.encode()).hexdigest()[:24]}"
-    verdict = _verdict(name, [*GPU_CHILD, dtype, device])
+    verdict = _verdict(f"{dtype}-{device}", [*GPU_CHILD, dtype, device], _driver(), torch_version())
     if verdict.fault:
         instead = f"use another --dtype ({'float32' if dtype == FILED else 'bfloat16'}), or --device cpu"
         text = f"{dtype} does not run right on {device} with torch {torch_version()}: {verdict.fault}"
@@ -159,10 +148,10 @@ def _gpu_arithmetics(dtype: str, device: str) -> tuple[str, ...]:
     return tuple(verdict.arithmetics)
 
 
-def _verdict(name: str, command: Sequence[str]) -> Verdict:
-    """That of a child, or what it said earlier on this machine."""
+def _verdict(name: str, command: Sequence[str], *depends: str) -> Verdict:
+    """That of a child, or what it said earlier on this machine, with all the same that it `depends` on."""
     golden = Path(build.__file__).with_name("golden.json").read_bytes()
-    key = hashlib.sha256(_processor_block().encode() + golden).hexdigest()[:12]
+    key = hashlib.sha256(repr((_processor_block(), *depends)).encode() + golden).hexdigest()[:12]
     path, tell = cache_folder() / "kernels" / f"{name}-{key}.json", functools.partial(_look.get(), TRYING)
     with locked(path, lambda: tell(0.0)):
         found = read_own(path, lambda kept: Verdict(**kept))

@@ -105,7 +105,6 @@ class ComputeThread:
         self._captured = 0
         self._grammars: GrammarVocabulary | None = None
         self._has_imports = False
-        self._detours: set[str] = set()
         """What was told of kernels that are not the best ones."""
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         self.further: tuple[int, int, float] = (0, 0, 0.0)
@@ -313,10 +312,7 @@ class ComputeThread:
     def _try_kernels(self, dtype: str, device: str) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
         with shown_to(lambda doing, share: self.channel.tell("trying kernels", share)):
-            found = run_trial(dtype, device)
-        if found.detour and found.detour not in self._detours:
-            self._detours.add(found.detour)
-            log.warning("%s", found.detour)
+            run_trial(dtype, device)
 
     def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int) -> None:
         """Makes of loaded layers what is assigned, with nothing cached."""

@@ -239,7 +239,7 @@ def test_it_computes_where_this_machine_has_the_devices_arithmetic(monkeypatch: 
     arithmetics = {"cpu": "lanes16", "cuda:0": "blocks-sm87"}
 
     def known(dtype: str, device: str) -> Trial:
-        return Trial(dtype=dtype, device=device, arithmetics=(arithmetics[device],))
+        return Trial(arithmetics=(arithmetics[device],))
 
     monkeypatch.setattr("flowspec.model.step_by_step.run_trial", known)
     assert device_with("bfloat16", "lanes16") == "cpu"

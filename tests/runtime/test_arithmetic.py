@@ -15,9 +15,9 @@ from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics,
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model import trials
+from flowspec.model.arithmetic import build
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
-from flowspec.model.trials import NoRightKernelError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
@@ -125,14 +125,12 @@ def test_a_kernel_that_is_broken_is_not_used_and_where_none_is_right_the_head_sa
     is_all: bool,
 ) -> None:
     """Which ones are found is for tests/model/test_kernels; here a daemon draws tokens, and serves on."""
-    verdict, _ = trials.prepare()
-
-    def found() -> tuple[trials.Verdict, str]:
-        if is_all:
-            raise NoRightKernelError("FlowSpec's kernels do not run right on it; install another gcc")
-        return verdict, "kernels that were compiled with -march=native: wrong"
-
-    monkeypatch.setattr(trials, "prepare", lambda *_: found())
+    wrong, path = trials.Verdict(fault="wrong"), build.build()
+    found = iter([wrong, trials.prepare()[0]])
+    monkeypatch.setattr(build, "levels", lambda: (("-march=native",), ("-march=x86-64",)))
+    monkeypatch.setattr(build, "build", lambda *_: path)
+    monkeypatch.setattr(trials, "_verdict", lambda *_: wrong if is_all else next(found))
+    monkeypatch.setattr(trials, "_library", None)
     monkeypatch.setattr(trials, "_found", {})
     plan = planned(folder, alone(name="broken"))
     for _ in range(2):
