@@ -7,7 +7,6 @@ and refused where it has any other name.
 
 from __future__ import annotations
 
-import collections
 import io
 import math
 import pickle
@@ -24,7 +23,7 @@ from flowspec.model.damage import ZIP_MAGIC, advice, read_head
 from flowspec.model.safetensors_file import DTYPES
 from flowspec.model.tensors import Extent
 
-PICKLE_BYTES_MAX = 1 << 20
+PICKLE_BYTES_MAX = 1 << 18
 """A head of thirty tensors has some kilobytes."""
 _LOCAL = struct.Struct("<26xHH")
 """What is before an entry's content: at its end the lengths of a name and of something else, which follow."""
@@ -41,7 +40,7 @@ class _Tensor:
 
 
 _CALLED: Mapping[str, Any] = {
-    "collections OrderedDict": collections.OrderedDict,
+    "collections OrderedDict": lambda: {},
     "torch._utils _rebuild_parameter": lambda tensor, *_: tensor,
     "torch._utils _rebuild_tensor_v2": lambda *given: _Tensor(*given[:4]),
     **{"torch BFloat16Storage": "BF16", "torch BoolStorage": "BOOL", "torch ByteStorage": "U8"},
@@ -53,22 +52,23 @@ _CALLED: Mapping[str, Any] = {
 
 
 class _Memo(dict[int, Any]):
-    """Tuples of tuples that are named again and again would take for ever to compare."""
+    """Tuples of tuples that are named again and again would take for ever to compare: none can be."""
 
     def __setitem__(self, place: int, value: Any) -> None:
-        if type(value) is not tuple:
-            super().__setitem__(place, value)
+        super().__setitem__(place, object() if type(value) is tuple else value)
 
 
 class Unpickler(pickle._Unpickler):
-    """Knows no names but `_CALLED`, and makes nothing that is larger than the pickle. It is Python's own, for
-    the one in C makes room for as many values as a file claims to have."""
+    """Knows no names but `_CALLED`, and makes nothing that is larger than the pickle: no file of tensors has
+    copies of tables or sets of sets, and attributes of tables are left out. It is Python's own, for the one
+    in C makes room for as many values as a file claims to have."""
 
     dispatch: ClassVar[dict[int, Any]] = {
         code: load
         for code, load in pickle._Unpickler.dispatch.items()
-        if code not in (*pickle.DUP, *pickle.BYTEARRAY8)
+        if code not in (*pickle.DUP, *pickle.BYTEARRAY8, *pickle.FROZENSET)
     }
+    dispatch[pickle.BUILD[0]] = lambda self: self.stack.pop()
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content))

@@ -216,6 +216,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "much that is not there": (with_pickle(b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little")), "cannot read"),
     "a high place": (with_pickle(b"\x80\x02}r\xff\xff\xff\xff00."), "cannot read"),
     "tuples of tuples": (with_pickle(nested(60)), "cannot read"),
+    "a copy": (with_pickle(pickle.dumps(Called(collections.OrderedDict, {1: 1}), protocol=2)), "cannot read"),
+    "a set of a set": (with_pickle(pickle.dumps({frozenset([frozenset()]): 1})), "cannot read"),
     "a long pickle": (
         with_pickle(pickle.dumps("x" * PICKLE_BYTES_MAX, protocol=2)),
         f"a pickle of {PICKLE_BYTES_MAX + 10} bytes",
