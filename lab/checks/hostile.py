@@ -21,9 +21,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import psutil
@@ -38,20 +37,19 @@ from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffe
 from flowspec.errors import FlowSpecError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import mib
-from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.plan.placement import StagePlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.transport import Sender, bind_router, dial
 from flowspec.runtime.weights.offer import Offer
 from flowspec.wire.codec import BYTES, Tensor, decode
-from lab.checks.intrusion import Attempt
+from lab.checks.intrusion import Attempt, report
 from lab.command import Parser, run_command
 from lab.fuzz.samples import MESSAGES
 from lab.plain_model import PlainModel
-from tests.runtime.clusters import submit, tokens_of
+from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, whole_model
 
 LAYERS = 8
-PROMPT = tuple(range(5, 45))
 NEW_TOKENS = 20
 WAIT_S = 30.0
 """How long a daemon may take to answer what it is told."""
@@ -74,14 +72,8 @@ class BadConfig:
     """A model of one tensor, with a config that means harm."""
 
     def __init__(self, **config: Any) -> None:
-        base = {
-            "num_hidden_layers": LAYERS,
-            "hidden_size": 8,
-            "num_attention_heads": 1,
-            "vocab_size": 16,
-            "intermediate_size": 8,
-        }
-        self._config = json.dumps(base | config)
+        sizes = {"hidden_size": 8, "num_attention_heads": 1, "vocab_size": 16, "intermediate_size": 8}
+        self._config = json.dumps({"num_hidden_layers": LAYERS, **sizes, **config})
 
     def begin(self) -> ModelOffer:
         return ModelOffer(config=self._config, gguf="", tensor_count=1)
@@ -107,16 +99,13 @@ class Stranger:
         self.link.count_from(welcome.count)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.socket.close(linger=100)
 
     def hear(self, timeout_s: float) -> Message | None:
         """The next message; None if none comes."""
-        return (
-            decode(self.socket.recv_multipart()).message if self.socket.poll(int(timeout_s * 1000)) else None
-        )
+        is_there = self.socket.poll(int(timeout_s * 1000))
+        return decode(self.socket.recv_multipart()).message if is_there else None
 
 
 class Site:
@@ -140,15 +129,7 @@ class Site:
         return self.daemons[0]
 
     def assign(self, model: str) -> Assign:
-        return Assign(
-            model=model,
-            fingerprint=self.fingerprint,
-            end_layer=LAYERS,
-            layer_count=LAYERS,
-            dtype="float32",
-            context=100,
-            spec=self.files.spec,
-        )
+        return whole_model(model, self.fingerprint, self.files.spec)
 
     def hand_out(self, assign: Assign, offers: Offers) -> Message | None:
         """Has the daemon load what this head offers, and leaves; its last word: Ready, Error, or None."""
@@ -174,16 +155,8 @@ class Site:
 
     def answer(self, stages: Sequence[StagePlan] | None = None) -> list[int]:
         """What an honest head's user gets, of the first daemon alone or these stages."""
-        own = StagePlan(name=self.daemon.name, address=self.daemon.address, first=0, end=LAYERS)
-        plan = ClusterPlan(
-            model=self.folder.name,
-            fingerprint=self.fingerprint,
-            dtype="float32",
-            context=100,
-            stages=tuple(stages or [own]),
-            spec=self.files.spec,
-        )
-        with Head(plan) as head:
+        plan = plan_for(Path(self.folder.name), [self.daemon], 100)
+        with Head(replace(plan, stages=tuple(stages)) if stages else plan) as head:
             return tokens_of(submit(head, PROMPT, NEW_TOKENS))
 
     def serves(self) -> str:
@@ -198,13 +171,9 @@ class Site:
 
 
 def said_of(message: Message | None) -> str:
-    return (
-        f"Error: {message.text}"
-        if isinstance(message, Error)
-        else "nothing"
-        if message is None
-        else type(message).__name__
-    )
+    if isinstance(message, Error):
+        return f"Error: {message.text}"
+    return "nothing" if message is None else type(message).__name__
 
 
 def attempt(site: Site, name: str, outcome: str, *, is_right: bool) -> Attempt:
@@ -229,12 +198,8 @@ def poison(site: Site) -> Attempt:
     offer = Offer(files, files.fingerprint())
     said = site.hand_out(site.assign(site.folder.name), offer)
     offer.close()
-    return attempt(
-        site,
-        "altered weights under another's fingerprint",
-        f"the daemon said {said_of(said)}",
-        is_right=isinstance(said, Ready),
-    )
+    name, outcome = "altered weights under another's fingerprint", f"the daemon said {said_of(said)}"
+    return attempt(site, name, outcome, is_right=isinstance(said, Ready))
 
 
 def fewer_layers(site: Site) -> Attempt:
@@ -242,20 +207,15 @@ def fewer_layers(site: Site) -> Attempt:
     files = ModelFiles(site.folder.name)
     offer = Offer(files, files.fingerprint())
     whole = site.assign(site.folder.name)
-    first = replace(
-        whole, stages=2, end_layer=2, next_hop=site.daemons[1].address, next_name=site.daemons[1].name
-    )
+    other = site.daemons[1]
+    first = replace(whole, stages=2, end_layer=2, next_hop=other.address, next_name=other.name)
     begun = site.hand_out(first, offer)
     fewer = replace(site.files.spec, layers=site.files.spec.layers[:2])
     said = site.hand_out(replace(whole, end_layer=2, layer_count=2, spec=fewer), offer)
     offer.close()
     is_right = isinstance(begun, Ready) and isinstance(said, Error)
-    return attempt(
-        site,
-        "a kept slice as one of a model with fewer layers",
-        f"the daemon said {said_of(said)}",
-        is_right=is_right,
-    )
+    name, outcome = "a kept slice as one of a model with fewer layers", f"the daemon said {said_of(said)}"
+    return attempt(site, name, outcome, is_right=is_right)
 
 
 def bad_config(site: Site, name: str, **config: Any) -> Attempt:
@@ -274,9 +234,8 @@ def any_order(site: Site, seconds: float) -> Attempt:
     look_s = time.monotonic() + LOOK_EVERY_S
     real = (site.assign(site.folder.name), site.assign(str(site.folder)), Ping(), Ping())
     while time.monotonic() < ended_s and not failed:
-        with Stranger(
-            site.context, site.daemon.address, site.draw.choice(ROLES), site.draw.randrange(3)
-        ) as stranger:
+        role, incarnation = site.draw.choice(ROLES), site.draw.randrange(3)
+        with Stranger(site.context, site.daemon.address, role, incarnation) as stranger:
             for _ in range(site.draw.randrange(1, 20)):
                 data = Tensor(rows=1, width=3, dtype=BYTES, data=b"abc") if site.draw.random() < 0.2 else None
                 message = site.draw.choice(real if site.draw.random() < 0.3 else MESSAGES)
@@ -369,41 +328,26 @@ def try_everything(folder: Path, minutes: float, seed: int) -> Iterator[Attempt]
             yield fewer_layers(site)
             vision = {"model_type": "gemma3", "tie_word_embeddings": None}
             yield bad_config(site, "a config that breaks a class of transformers", **vision)
-            yield bad_config(
-                site, "a config of a million experts", model_type="qwen3_moe", num_local_experts=1 << 20
-            )
-            yield bad_config(
-                site, "a config of a million layers", model_type="llama", num_hidden_layers=1 << 20
-            )
+            experts = {"model_type": "qwen3_moe", "num_local_experts": 1 << 20}
+            yield bad_config(site, "a config of a million experts", **experts)
+            layers = {"model_type": "llama", "num_hidden_layers": 1 << 20}
+            yield bad_config(site, "a config of a million layers", **layers)
             yield any_order(site, 40 * minutes)
             yield device(site, 20 * minutes)
 
 
 def command(args: argparse.Namespace) -> int:
-    attempts = []
     os.environ["HF_HUB_OFFLINE"] = "1"  # daemons are told to load models of all kinds of names
     with tempfile.TemporaryDirectory() as folder:
-        for each in try_everything(Path(folder), args.minutes, args.seed):
-            attempts.append(each)
-            if not args.json:
-                print(
-                    f"{'as promised' if each.as_promised else 'BROKEN'}: {each.name}\n    {each.outcome}",
-                    flush=True,
-                )
+        status = report(try_everything(Path(folder), args.minutes, args.seed), is_json=args.json)
         os.chdir("/")
-    if args.json:
-        print(json.dumps([asdict(each) for each in attempts]))
-    return 0 if all(each.as_promised for each in attempts) else FlowSpecError.exit_status
+    return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("lab.checks.hostile", __doc__)
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=1.0,
-        help="how long to say anything in any order (default: %(default)s)",
-    )
+    minutes = "how long to say anything in any order (default: %(default)s)"
+    parser.add_argument("--minutes", type=float, default=1.0, help=minutes)
     parser.add_argument("--seed", type=int, default=0, help="what is said, and when (default: %(default)s)")
     return run_command(parser, command, argv)
 

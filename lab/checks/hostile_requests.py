@@ -21,6 +21,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,11 +100,10 @@ def all_of(count: int) -> list[dict[str, Any]]:
     return [{"anyOf": [{"required": ["a"]}, {"required": [f"b{number}"]}]} for number in range(count)]
 
 
+TEXT = {"type": "string"}
 SELF: dict[str, Any] = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
-IN_TURN: dict[str, Any] = {
-    "$ref": "#/$defs/a",
-    "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
-}
+DEFINED = {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}
+IN_TURN: dict[str, Any] = {"$ref": "#/$defs/a", "$defs": DEFINED}
 CONTRADICTIONS: Sequence[dict[str, Any]] = (
     {"type": "integer", "minimum": 5, "maximum": 3},
     {"type": "string", "minLength": 5, "maxLength": 3},
@@ -117,17 +117,13 @@ CONTRADICTIONS: Sequence[dict[str, Any]] = (
 ATTEMPTS: dict[str, Sequence[dict[str, Any]]] = {
     "a schema of 1 MB: one long text": [a_schema({"enum": ["x" * 1_000_000]})],
     "a schema of 1 MB: 20,000 properties": [
-        a_schema(
-            {"type": "object", "properties": {f"property {n}": {"type": "string"} for n in range(20_000)}}
-        )
+        a_schema({"type": "object", "properties": {f"property {n}": TEXT for n in range(20_000)}})
     ],
     "a schema of 1 MB: 28,000 schemas in schemas": [nested(28_000)],
     "a schema of 60 KiB: 1,700 schemas in schemas": [nested(1_700)],
     "a schema of 64 KiB: 4,000 texts": [a_schema({"enum": [f"value {n}" for n in range(4000)]})],
     "a schema of 900 slow patterns": [
-        a_schema(
-            {"properties": {f"p{n}": {"type": "string", "pattern": "^(a|b)*a(a|b){9}$"} for n in range(900)}}
-        )
+        a_schema({"properties": {f"p{n}": {**TEXT, "pattern": "^(a|b)*a(a|b){9}$"} for n in range(900)}})
     ],
     "a schema of 900 choices at once": [a_schema({"allOf": all_of(900)})],
     "schemas that hold themselves": [
@@ -135,9 +131,7 @@ ATTEMPTS: dict[str, Sequence[dict[str, Any]]] = {
     ],
     "schemas that contradict themselves": [a_schema(each) for each in CONTRADICTIONS],
     "expressions that grow": [
-        a_regex("(a|b)*a(a|b){24}"),
-        a_regex("a{1000000}"),
-        a_regex("((a{99}){99}){99}"),
+        a_regex(text) for text in ("(a|b)*a(a|b){24}", "a{1000000}", "((a{99}){99}){99}")
     ],
     "10,000 biases": [{"logit_bias": {str(token): 1 for token in range(10_000)}}],
     "10,000 tools": [tools([f"f{number}" for number in range(10_000)])],
@@ -241,7 +235,7 @@ def outcome_of(status: int, answer: dict[str, Any]) -> tuple[str, bool]:
 
 
 def tried(site: Site, name: str, requests: Sequence[dict[str, Any]], expected: str) -> Attempt:
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     longest_s, is_right, before = 0.0, True, site.memory()
     with Beside(site, expected) as beside:
         for fields in requests:
@@ -251,10 +245,8 @@ def tried(site: Site, name: str, requests: Sequence[dict[str, Any]], expected: s
             except (OSError, http.client.HTTPException) as error:
                 said, may_be = f"lost: {type(error).__name__}", False
             longest_s, is_right = max(longest_s, time.monotonic() - began_s), is_right and may_be
-            found[said] = found.get(said, 0) + 1
-    told = "; ".join(
-        f"{count} x {said:.110}" for said, count in sorted(found.items(), key=lambda each: -each[1])
-    )
+            found[said] += 1
+    told = "; ".join(f"{count} x {said:.110}" for said, count in found.most_common())
     return Attempt(
         name=name,
         requests=len(requests),
@@ -269,9 +261,8 @@ def tried(site: Site, name: str, requests: Sequence[dict[str, Any]], expected: s
 @contextlib.contextmanager
 def own_server(flags: Sequence[str]) -> Iterator[str]:
     """A `flowspec serve` of the bundled model in float32; yields its address. Raises `ClusterError`."""
-    command = python_module(
-        "flowspec.cli.main", "serve", "--json", "--port", "0", "--dtype", "float32", *flags
-    )
+    words = ("serve", "--json", "--port", "0", "--dtype", "float32")
+    command = python_module("flowspec.cli.main", *words, *flags)
     with Popen(command, stdout=PIPE, text=True, env={**os.environ, "FLOWSPEC_API_KEY": ""}) as process:
         try:
             assert process.stdout is not None
@@ -329,17 +320,10 @@ def command(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([asdict(each) for each in attempts]))
     else:
-        rows = [
-            [
-                each.name,
-                str(each.requests),
-                each.seconds,
-                each.grown_bytes / 2**20,
-                each.beside_s,
-                "yes" if each.as_promised else "NO",
-            ]
-            for each in attempts
-        ]
+        rows: list[list[object]] = []
+        for each in attempts:
+            mib, promised = each.grown_bytes / 2**20, "yes" if each.as_promised else "NO"
+            rows.append([each.name, str(each.requests), each.seconds, mib, each.beside_s, promised])
         show("requests that mean harm", ["request", "n", "longest s", "MiB", "beside s", "as promised"], rows)
         for each in attempts:
             print(f"{each.name}: {each.outcome}")

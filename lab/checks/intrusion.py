@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -27,14 +27,14 @@ from flowspec.errors import ClusterError, FlowSpecError, PeerError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Tokenizer
 from flowspec.plan.placement import ClusterPlan
-from flowspec.runtime.cluster import Device, split_layers
+from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
 from lab.checks.wiretap import Recording, Wiretap, messages, replay
 from lab.command import Parser, run_command
-from tests.runtime.clusters import submit, tokens_of
+from tests.runtime.clusters import plan_for, submit, tokens_of
 
 STAGES = 2
 PROMPT = "What is 17 + 25? Think of it as a secret that nobody else may read."
@@ -75,16 +75,8 @@ class Site:
         self.keys = keys
 
     def plan(self, addresses: Sequence[str]) -> ClusterPlan:
-        files = ModelFiles(BUNDLED)
         devices = [Device(name=f"local-{index}", address=address) for index, address in enumerate(addresses)]
-        return ClusterPlan(
-            model=BUNDLED,
-            fingerprint=files.fingerprint(),
-            dtype="float32",
-            context=256,
-            stages=tuple(split_layers(devices, len(files.spec.layers), None)),
-            spec=files.spec,
-        )
+        return plan_for(Path(BUNDLED), devices, 256)
 
     def tapped_answer(self) -> Tapped:
         prompt = tuple(Tokenizer(ModelFiles(BUNDLED)).encode(PROMPT))
@@ -92,12 +84,9 @@ class Site:
             taps = [stack.enter_context(Wiretap(address)) for address in self.addresses]
             with Head(self.plan([tap.address for tap in taps]), keys=self.keys) as head:
                 tokens = tuple(tokens_of(submit(head, prompt, NEW_TOKENS)))
-            recordings = [
-                (address, each)
-                for address, tap in zip(self.addresses, taps, strict=True)
-                for each in tap.recordings
-            ]
-            return Tapped(prompt=prompt, tokens=tokens, recordings=tuple(recordings))
+            pairs = zip(self.addresses, taps, strict=True)
+            recordings = tuple((address, each) for address, tap in pairs for each in tap.recordings)
+            return Tapped(prompt=prompt, tokens=tokens, recordings=recordings)
 
     def try_head(self, keys: Keyring | None) -> tuple[str, float]:
         """How a head with other keys is refused, and within how many seconds; empty if it is not."""
@@ -150,14 +139,8 @@ def eavesdrop(where: Site, answer: Tapped) -> Attempt:
     }
     found = [name for name, needle in needles.items() if any(needle in stream for stream in streams)]
     read = [envelope.message for stream in streams for envelope in messages(stream)]
-    overheard = tuple(
-        t
-        for message in read
-        if isinstance(message, Verified)
-        for part in message.parts
-        for t in part.next_tokens
-        if t >= 0
-    )
+    verified = [part for message in read if isinstance(message, Verified) for part in message.parts]
+    overheard = tuple(token for part in verified for token in part.next_tokens if token >= 0)
     prompts = [part.tokens for message in read if isinstance(message, Segment) for part in message.parts]
     is_read = overheard[: len(answer.tokens)] == answer.tokens and answer.prompt in prompts
     outcome = f"{sum(map(len, streams))} bytes, {len(read)} messages decoded"
@@ -202,34 +185,14 @@ def try_everything(folder: Path) -> Iterator[Attempt]:
         assert keyed.keys is not None
         stranger = replace(head_keyring(others), devices=keyed.keys.devices)
         device = device_keyring(ours, names[0])
-        yield knock(
-            keyed,
-            "a head without keys",
-            None,
-            "encrypted connections only, and there are no keys here",
-            "came without keys",
-        )
-        yield knock(
-            keyed,
-            "a head whose key is not listed",
-            stranger,
-            "does not know the key of head",
-            "its key is not listed",
-        )
-        yield knock(
-            keyed,
-            "a head that holds other keys of the devices",
-            head_keyring(others),
-            "it has no keys, or not the one",
-            "not encrypted for",
-        )
-        yield knock(
-            keyed,
-            "a device that plays the head",
-            device,
-            "opens no head-control connections",
-            "opens no head-control connections",
-        )
+        told, logged = "encrypted connections only, and there are no keys here", "came without keys"
+        yield knock(keyed, "a head without keys", None, told, logged)
+        told, logged = "does not know the key of head", "its key is not listed"
+        yield knock(keyed, "a head whose key is not listed", stranger, told, logged)
+        told, logged = "it has no keys, or not the one", "not encrypted for"
+        yield knock(keyed, "a head that holds other keys of the devices", head_keyring(others), told, logged)
+        told = "opens no head-control connections"
+        yield knock(keyed, "a device that plays the head", device, told, told)
         named = replace(keyed.keys, name="boss")
         yield knock(keyed, "a head that takes another name", named, "calls itself boss", "calls itself boss")
         answer = keyed.tapped_answer()
@@ -237,34 +200,31 @@ def try_everything(folder: Path) -> Iterator[Attempt]:
         yield play_again(keyed, answer)
         known = keyed.keys
     with site(folder, None) as keyless:
-        yield knock(
-            keyless,
-            "a head with keys, daemons without",
-            known,
-            "it has no keys, ",
-            "have keys, and this daemon has none",
-        )
+        told, logged = "it has no keys, ", "have keys, and this daemon has none"
+        yield knock(keyless, "a head with keys, daemons without", known, told, logged)
         answer = keyless.tapped_answer()
         yield eavesdrop(keyless, answer)
         yield play_again(keyless, answer)
 
 
-def command(args: argparse.Namespace) -> int:
+def report(tried: Iterable[Attempt], *, is_json: bool) -> int:
+    """Prints attempts as they are made, or all as JSON; returns the exit status."""
     attempts = []
+    for each in tried:
+        attempts.append(each)
+        if not is_json:
+            promised = "as promised" if each.as_promised else "BROKEN"
+            print(f"{promised}: {each.name}\n    {each.outcome}", flush=True)
+            if each.logged:
+                print(f"    the daemon's log: {each.logged}", flush=True)
+    if is_json:
+        print(json.dumps([asdict(each) for each in attempts]))
+    return 0 if all(each.as_promised for each in attempts) else FlowSpecError.exit_status
+
+
+def command(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
-        for attempt in try_everything(Path(folder)):
-            attempts.append(attempt)
-            if not args.json:
-                print(
-                    f"{'as promised' if attempt.as_promised else 'BROKEN'}: {attempt.name}\n    "
-                    f"{attempt.outcome}",
-                    flush=True,
-                )
-                if attempt.logged:
-                    print(f"    the daemon's log: {attempt.logged}", flush=True)
-    if args.json:
-        print(json.dumps([asdict(attempt) for attempt in attempts]))
-    return 0 if all(attempt.as_promised for attempt in attempts) else FlowSpecError.exit_status
+        return report(try_everything(Path(folder)), is_json=args.json)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -175,19 +175,8 @@ class SimDaemon:
         self.cache_slots = cache_slots
         self.spare_layers = spare_layers
         self.is_up = True
-        self.is_stopped = False
-        self.is_stuck = False
-        self.is_by_layers = False
-        self.is_damaged = False
-        self.is_short = False
-        self.is_doomed = False
-        self.is_locked = False
-        self.babbles = False
-        self.has_babbled = False
-        self.is_numb = False
-        self.is_poor = False
+        self.is_stopped = self.is_stuck = self.is_by_layers = self.has_babbled = False
         self.arithmetics: tuple[str, ...] = (PLAIN,)
-        self.heat = 1.0
         self.fired: Counter[str] = Counter()
         self.stage_fired: Counter[str] = Counter()
         self._clock = clock
@@ -198,7 +187,6 @@ class SimDaemon:
         self._is_honest = is_honest
         self._drafter = drafter
         self._drafting = drafting
-        self._times = 1.0
         self._limits = DaemonLimits(
             lease_s=LEASE_S, link_s=LINK_S, queued_max=queued_max, messages_max=messages_max
         )
@@ -206,6 +194,7 @@ class SimDaemon:
         self._tell = tell
         self._lives = 0
         self._begin()
+        self.recover()
 
     def _begin(self) -> None:
         """A new life, with nothing."""
@@ -291,10 +280,8 @@ class SimDaemon:
 
     def recover(self) -> None:
         """Nothing is wrong with it any more, but what went wrong already."""
-        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = self.babbles = self.is_numb = (
-            False
-        )
-        self.is_poor = False
+        self.is_damaged = self.is_short = self.is_doomed = self.is_locked = False
+        self.babbles = self.is_numb = self.is_poor = False
         self.be_hot(1.0)
 
     def _spec_at(self, assign: Assign, times: float) -> DeviceSpec:
@@ -305,6 +292,14 @@ class SimDaemon:
         """The pass that runs, or the next one, never ends."""
         self._note_further()
         self.is_stuck = True
+
+    def _fail(self, assignment_id: int, text: str, *, is_part: bool = True) -> None:
+        """A job fails at once."""
+        failed = ComputeFailed(assignment_id=assignment_id, text=text, is_part=is_part)
+        self._later(0.0, self._results, lambda: self._give(failed))
+
+    def _report(self, assignment_id: int, result: Any) -> None:
+        self._give(ComputeReported(assignment_id=assignment_id, result=result))
 
     def _later(self, after_s: float, queue: deque[Callable[[], None]], action: Callable[[], None]) -> None:
         """Something waits on a queue then, if the daemon lives until then."""
@@ -376,9 +371,7 @@ class SimDaemon:
         ):
             return
         job, part.further_s = further
-        self._give(
-            ComputeReported(assignment_id=part.assignment_id, result=LayerEnded(job=job, at_s=part.further_s))
-        )
+        self._report(part.assignment_id, LayerEnded(job=job, at_s=part.further_s))
 
     # -------------------------------------------------------------------------------------------- messages
 
@@ -554,13 +547,8 @@ class SimDaemon:
         self._times = self.heat
         if assign.next_hop and assign.next_name not in self._daemons:
             assert not self._is_honest, f"there is no device {assign.next_name}"
-            self._later(
-                0.0,
-                self._onward,
-                lambda: self._give(
-                    NextHopLost(assignment_id=assignment_id, text="cannot be dialled: no such name")
-                ),
-            )
+            lost = NextHopLost(assignment_id=assignment_id, text="cannot be dialled: no such name")
+            self._later(0.0, self._onward, lambda: self._give(lost))
         elif assign.next_hop:
             part.next_hop = self._dial(assignment_id, assign, command.caller.incarnation)
         if assign.drafting is not None and self._drafter is not None:
@@ -568,31 +556,12 @@ class SimDaemon:
         is_known = assign.dtype == "float32" and (assign.drafting is None or self._drafter is not None)
         if not is_known:
             assert not self._is_honest, f"a head assigns {assign.told}"
-            self._later(
-                0.0,
-                self._results,
-                lambda: self._give(
-                    ComputeFailed(assignment_id=assignment_id, text=f"no {assign.told} here", is_part=True)
-                ),
-            )
+            self._fail(assignment_id, f"no {assign.told} here")
         elif not is_able:
             assert not self._is_honest or self.is_poor, f"{assign.arithmetic} is assigned, which it lacks"
-            text = f"no arithmetic {assign.arithmetic} here"
-            self._later(
-                0.0,
-                self._results,
-                lambda: self._give(ComputeFailed(assignment_id=assignment_id, text=text, is_part=True)),
-            )
+            self._fail(assignment_id, f"no arithmetic {assign.arithmetic} here")
         elif count > self.layers_max:
-            self._later(
-                0.0,
-                self._results,
-                lambda: self._give(
-                    ComputeFailed(
-                        assignment_id=assignment_id, text=f"{count} layers do not fit here", is_part=True
-                    )
-                ),
-            )
+            self._fail(assignment_id, f"{count} layers do not fit here")
         else:
             self._preparing = 0
             lacking = 0 if self._has(span) else self._lacking(span)
@@ -606,31 +575,15 @@ class SimDaemon:
     def _dial(self, assignment_id: int, assign: Assign, incarnation: int) -> Connection:
         other = self._daemons[assign.next_name]
 
-        def lost() -> None:
-            self._put(
-                self._onward,
-                lambda: self._give(
-                    NextHopLost(assignment_id=assignment_id, text="was lost: its connection closed")
-                ),
-            )
+        def hear(event: DaemonEvent) -> None:
+            self._put(self._onward, lambda: self._give(event))
+
+        def lose(text: str) -> None:
+            hear(NextHopLost(assignment_id=assignment_id, text=text))
 
         def take(connection: Connection, envelope: Envelope, frames: Frames) -> None:
             del connection, frames
-            self._put(
-                self._onward,
-                lambda: self._give(
-                    NextHopMessageArrived(assignment_id=assignment_id, message=envelope.message)
-                ),
-            )
-
-        def refuse(connection: Connection, text: str) -> None:
-            del connection
-            self._put(
-                self._onward,
-                lambda: self._give(
-                    NextHopLost(assignment_id=assignment_id, text=f"broke the protocol: {text}")
-                ),
-            )
+            hear(NextHopMessageArrived(assignment_id=assignment_id, message=envelope.message))
 
         found = self._network.connect(
             self.name,
@@ -638,8 +591,8 @@ class SimDaemon:
             "stage",
             incarnation,
             {self.name: take, other.name: other.take},
-            {self.name: lost},
-            {self.name: refuse, other.name: other.refuse},
+            {self.name: lambda: lose("was lost: its connection closed")},
+            {self.name: lambda _, text: lose(f"broke the protocol: {text}"), other.name: other.refuse},
         )
         found.send(self.name, Hello(name=self.name, version=__version__, role="stage"))
         return found
@@ -656,14 +609,12 @@ class SimDaemon:
 
     def _layer_loaded(self, assignment_id: int, share: float) -> None:
         if not self.is_stuck:
-            self._give(
-                ComputeReported(assignment_id=assignment_id, result=Loading(doing="loading", share=share))
-            )
+            self._report(assignment_id, Loading(doing="loading", share=share))
 
     def _loaded(self, assignment_id: int, span: Span) -> None:
         if self._may_load(assignment_id, span):
             self._kept, self._spare = span, None
-            self._give(ComputeReported(assignment_id=assignment_id, result=self._result()))
+            self._report(assignment_id, self._result())
 
     def _may_load(self, assignment_id: int, span: Span) -> bool:
         """Whether loading comes to an end, and a good one."""
@@ -702,12 +653,7 @@ class SimDaemon:
         given_up = self.layers_max - kept - free  # what it does not keep, and the caches
         room = room_for(new=lacking, cache=0, free=free, growth=0, given_up=given_up)
         if room is SliceRoom.NONE or assign.dtype != "float32":
-            text = f"{assign.told} do not fit here"
-            self._later(
-                0.0,
-                self._results,
-                lambda: self._give(ComputeFailed(assignment_id=assignment_id, text=text, is_part=True)),
-            )
+            self._fail(assignment_id, f"{assign.told} do not fit here")
             return
 
         def made() -> None:
@@ -716,7 +662,7 @@ class SimDaemon:
             if room is SliceRoom.BESIDE:
                 self._spare = span
             later_s = 0.0 if room is SliceRoom.BESIDE else self._load_s * lacking
-            self._give(ComputeReported(assignment_id=assignment_id, result=self._result(later_s)))
+            self._report(assignment_id, self._result(later_s))
 
         self._later(self._load_s * lacking, self._results, made)
 
@@ -743,7 +689,7 @@ class SimDaemon:
         def tell() -> None:
             if self._part is not None and self._part.assignment_id == assignment_id:
                 self._part.began_s = None
-            self._give(ComputeReported(assignment_id=assignment_id, result=done))
+            self._report(assignment_id, done)
 
         self._put(self._results, tell)
 
@@ -751,15 +697,7 @@ class SimDaemon:
         if isinstance(work, RunLayers):
             part.began_s = self._clock.now_s
             if not self._reserve(part, work):
-                self._later(
-                    0.0,
-                    self._results,
-                    lambda: self._give(
-                        ComputeFailed(
-                            assignment_id=part.assignment_id, text="no room for these caches", is_part=True
-                        )
-                    ),
-                )
+                self._fail(part.assignment_id, "no room for these caches")
                 return
             part.device.run(work)
         elif isinstance(work, Trim):
@@ -787,11 +725,7 @@ class SimDaemon:
         life, segment = self._lives, work.segment
         context = sum(min(each.positions, default=0) for each in segment.parts)
         if self.is_numb:
-            self._later(
-                0.0,
-                self._results,
-                lambda: self._give(ComputeFailed(assignment_id=part.assignment_id, text=NO_NUMBER)),
-            )
+            self._fail(part.assignment_id, NO_NUMBER, is_part=False)
             return
         seconds = self._drafting.seconds(segment.row_count, context) * self._times
         proposals = (
@@ -804,12 +738,8 @@ class SimDaemon:
         def tell() -> None:
             if self._part is part:
                 part.began_s, part.drafted_s = None, max(part.drafted_s, seconds)
-            self._give(
-                ComputeReported(
-                    assignment_id=part.assignment_id,
-                    result=Proposed(job=segment.segment, proposals=proposals, compute_s=seconds),
-                )
-            )
+            proposed = Proposed(job=segment.segment, proposals=proposals, compute_s=seconds)
+            self._report(part.assignment_id, proposed)
 
         def done() -> None:
             if not self.is_stuck and life == self._lives:

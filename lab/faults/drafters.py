@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from flowspec.core.cluster.forming import (
     CONTROL,
@@ -160,15 +161,12 @@ class SimRemoteDrafter:
     def _do(self, command: RemoteDrafterCommand) -> None:
         if isinstance(command, BreakPipeline):
             assert self._daemon.has_babbled or not self._is_honest, command.text
-            number = self.pipelines.forming.number
-            self.pipelines.give(
-                DeviceBrokeProtocol(pipeline=number, device=self.place.device, text=command.text)
-            )
+            number, device = self.pipelines.forming.number, self.place.device
+            self.pipelines.give(DeviceBrokeProtocol(pipeline=number, device=device, text=command.text))
         elif isinstance(command, Expand | Release):
             self.pipelines.lines.dialled[self.place.device, CONTROL].send(HEAD, command)
         else:
-            result = command
-            self._process.later(self.place.handover_s, lambda: self._tell(result))
+            self._process.later(self.place.handover_s, partial(self._tell, command))
 
     def _tell(self, result: Drafted | DrafterLost | DrafterRecovered) -> None:
         if isinstance(result, DrafterRecovered):

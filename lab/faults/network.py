@@ -133,20 +133,15 @@ class Network:
 
     def close_all(self, place: str) -> None:
         """A place is gone, with all its connections; nothing of what was on its way to it arrives."""
-        for connection in [
-            known for known in self._connections if known.is_open and place in (known.dialler, known.listener)
-        ]:
+        own = [each for each in self._connections if each.is_open and place in (each.dialler, each.listener)]
+        for connection in own:
             (connection.forth if place == connection.listener else connection.back).cut()
             self.close(connection, by=place)
 
     def break_between(self, first: str, second: str) -> None:
         """The connections between two places break; both ends notice."""
-        for connection in [
-            known
-            for known in self._connections
-            if known.is_open and {known.dialler, known.listener} == {first, second}
-        ]:
-            self.close(connection, by=None)
+        for connection in self._between(first, second):
+            self.close(connection, by=None)  # nothing where it is closed already
 
     def block(self, sender: str, receiver: str) -> None:
         """Payloads do not pass one way; the connection on which one is sent stalls, and breaks for want of
@@ -202,10 +197,8 @@ class Network:
     def narrow(self, place: str) -> None:
         """All that a place sends takes one slow way until `mend_all`, and all that it receives another one:
         signs of life wait behind data."""
-        self._narrow[place] = (
-            SharedInterface(NARROW_MBPS, NARROW_ROW_BYTES),
-            SharedInterface(NARROW_MBPS, NARROW_ROW_BYTES),
-        )
+        out, back = (SharedInterface(NARROW_MBPS, NARROW_ROW_BYTES) for _ in range(2))
+        self._narrow[place] = out, back
         self._lay()
 
     def _ways(self, sender: str, receiver: str) -> list[SharedInterface]:
@@ -239,11 +232,8 @@ class Network:
     def _let_go(self, sender: str, receiver: str) -> None:
         """What was held up on the way goes on, if nothing else holds it up."""
         for connection in self._between(sender, receiver):
-            ways = (
-                (connection.dialler, connection.listener) in self._unresolved,
-                self._is_held_up(sender, receiver),
-            )
-            if not any(ways):
+            is_resolved = self.is_resolved(connection.dialler, connection.listener)
+            if is_resolved and not self._is_held_up(sender, receiver):
                 connection.link_of(sender).let_go()
 
     def sever(self, first: str, second: str) -> None:

@@ -208,16 +208,14 @@ class SimPipelines:
             {HEAD: lambda *arrived: process.do(lambda: refuse(*arrived)), name: daemon.refuse},
         )
         connection.send(HEAD, Hello(name=HEAD, version=__version__, role=role))
-        trouble: FormingEvent | None = None
         if not self._network.is_resolved(HEAD, name):
-            trouble = AddressNotFound(pipeline=pipeline, device=name, text="no such name")
+            unknown = AddressNotFound(pipeline=pipeline, device=name, text="no such name")
+            process.later(DIALLED_S, lambda: self.give(unknown))
         elif daemon.is_locked:
-            trouble = DialRefused(
+            refused = DialRefused(
                 pipeline=pipeline, device=name, text="it does not know our key", is_final=True
             )
-        if trouble is not None:
-            found = trouble
-            process.later(DIALLED_S, lambda: self.give(found))
+            process.later(DIALLED_S, lambda: self.give(refused))
 
     def _heard(self, pipeline: int, name: str, role: str, envelope: Envelope) -> None:
         """A message of a device, on a connection that is open."""

@@ -46,16 +46,8 @@ HOLD_SHARE = 0.1
 MORE_KINDS = ("held", "one way")
 """Faults that came later: drawn beside the others, so that a seed keeps the faults that it had."""
 LATER_KINDS = (
-    "damaged",
-    "short",
-    "doomed",
-    "locked",
-    "babble",
-    "heat",
-    "garble",
-    "mute",
-    "slow link",
-    "no name",
+    *("damaged", "short", "doomed", "locked", "babble", "heat"),
+    *("garble", "mute", "slow link", "no name"),
 )
 """And those that came after these."""
 DRAFTER_KINDS = (
@@ -69,17 +61,8 @@ BITS_KINDS = ("poor",)
 START_KINDS = ("absent", "narrow")
 """What may be so when the head begins."""
 KINDS = (
-    "crash",
-    "restart",
-    "stop",
-    "slow",
-    "stuck",
-    "sever",
-    "break",
-    "head stops",
-    "clock",
-    "refuse",
-    "drafter",
+    *("crash", "restart", "stop", "slow", "stuck", "sever", "break"),
+    *("head stops", "clock", "refuse", "drafter"),
 )
 
 
@@ -360,21 +343,15 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
     )
     penalties = random.Random(f"penalties {submit.sampling.seed}")
     submit = replace(submit, sampling=penalised(penalties, submit.sampling))
+    plain = partial(
+        plain_answer, language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context
+    )
     if rng.random() < 0.2:
-        whole, _ = plain_answer(
-            language, prompt, submit.sampling, new_tokens_max=submit.new_tokens_max, context=context
-        )
+        whole, _ = plain()
         submit = replace(submit, stop_ids=frozenset(rng.choices(whole, k=1)))
     at_s = rng.choice([0.0, 0.5, rng.uniform(0, HEAL_S / 2)])
     if rng.random() < ANSWERED_SHARE:
-        whole, _ = plain_answer(
-            language,
-            prompt,
-            submit.sampling,
-            new_tokens_max=submit.new_tokens_max,
-            context=context,
-            stop_ids=submit.stop_ids,
-        )
+        whole, _ = plain(stop_ids=submit.stop_ids)
         submit = replace(submit, answered=tuple(whole[: rng.randint(0, len(whole))]))
     return Dialogue(
         first=submit,
@@ -399,21 +376,12 @@ def _faults(
         if kind == "drafter":
             where: tuple[str, ...] = (drafter_device(rng.randrange(drafters)),)
         else:
-            where = (
-                (HEAD,)
-                if kind in ("head stops", "clock")
-                else tuple(pair)
-                if kind in ("sever", "break")
-                else (rng.choice(devices),)
-            )
+            at_head = kind in ("head stops", "clock")
+            is_link = kind in ("sever", "break")
+            where = (HEAD,) if at_head else tuple(pair) if is_link else (rng.choice(devices),)
         last_s = rng.choice([0.0, 0.1, 1.0, 3.0, HEAL_S]) * rng.uniform(0.5, 1.5)
-        at_s = rng.choice(
-            [
-                rng.choice(asked_s) + rng.uniform(0, 1),
-                rng.choice(asked_s) + rng.uniform(0, 3),
-                rng.uniform(0, HEAL_S),
-            ]
-        )
+        soon_s, later_s = (rng.choice(asked_s) + rng.uniform(0, most_s) for most_s in (1, 3))
+        at_s = rng.choice([soon_s, later_s, rng.uniform(0, HEAL_S)])
         found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=last_s, where=where))
     return tuple(found)
 
@@ -429,11 +397,8 @@ def _more_faults(rng: random.Random, devices: tuple[str, ...]) -> tuple[Fault, .
         device = rng.choice(devices)
         others = [each for each in devices if each != device] or [HEAD]
         where = (device,) if kind == "held" else (device, *rng.sample(others, rng.choice([1, len(others)])))
-        found.append(
-            Fault(
-                kind=kind, at_s=rng.uniform(0, HEAL_S / 2), for_s=rng.choice([1.0, 3.0, HEAL_S]), where=where
-            )
-        )
+        at_s, for_s = rng.uniform(0, HEAL_S / 2), rng.choice([1.0, 3.0, HEAL_S])
+        found.append(Fault(kind=kind, at_s=at_s, for_s=for_s, where=where))
     return tuple(found)
 
 
@@ -448,12 +413,10 @@ def _later_faults(rng: random.Random, devices: tuple[str, ...], asked_s: list[fl
         is_link = kind in ("garble", "mute", "slow link", "no name")
         where = tuple(rng.sample([HEAD, *devices], 2)) if is_link else (rng.choice(devices),)
         at_s = rng.choice([0.0, rng.choice(asked_s) + rng.uniform(0, 1), rng.uniform(0, HEAL_S)])
-        found.append(
-            Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=rng.choice([0.5, 2.0, HEAL_S]), where=where)
-        )
-        if (
-            kind in ("damaged", "short", "doomed") and rng.random() < 0.7
-        ):  # they show when something is loaded
+        for_s = rng.choice([0.5, 2.0, HEAL_S])
+        found.append(Fault(kind=kind, at_s=min(at_s, HEAL_S), for_s=for_s, where=where))
+        shows_when_loaded = kind in ("damaged", "short", "doomed")
+        if shows_when_loaded and rng.random() < 0.7:
             found.append(Fault(kind="restart", at_s=min(at_s + 0.3, HEAL_S), for_s=0.0, where=where))
     return tuple(found)
 

@@ -49,13 +49,10 @@ class Tally:
         return [rule for rule in RULES if not self.fired[rule]] if self.seeds >= RULES_SEEDS else []
 
     def add(self, other: Tally) -> None:
-        self.seeds += other.seeds
+        for name in ("seeds", "pipelines", "given_up", "answers", "tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.failures.update(other.failures)
         self.faults.update(other.faults)
-        self.pipelines += other.pipelines
-        self.given_up += other.given_up
-        self.answers += other.answers
-        self.tokens += other.tokens
         self.fired.update(other.fired)
 
 

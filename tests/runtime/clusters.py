@@ -50,7 +50,7 @@ _M = TypeVar("_M", bound=Message)
 PROMPT = tuple(range(5, 45))
 
 
-def plan_for(folder: Path, daemons: Sequence[LocalDaemon], context: int = 300) -> ClusterPlan:
+def plan_for(folder: Path, daemons: Sequence[LocalDaemon | Device], context: int = 300) -> ClusterPlan:
     files = ModelFiles(str(folder))
     devices = [Device(name=daemon.name, address=daemon.address) for daemon in daemons]
     return ClusterPlan(
