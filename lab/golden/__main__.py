@@ -69,14 +69,7 @@ def observe(part: Part, place: Place, pattern: str = "*") -> Iterator[Observatio
     """What a part sees, in a process of its own that has the place's environment."""
     command = [*COMMAND, "observe", part.name]
     command += ["--home", str(place.home), "--models", str(place.models), "--only", pattern]
-    with subprocess.Popen(
-        command,
-        cwd=place.tree,
-        env=place.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as child:
+    with place.start(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as child:
         assert child.stdout is not None
         try:
             for line in child.stdout:
@@ -86,9 +79,8 @@ def observe(part: Part, place: Place, pattern: str = "*") -> Iterator[Observatio
             if child.poll() is None and sys.exc_info()[0] is not None:
                 os.killpg(child.pid, signal.SIGTERM)
     if child.returncode:
-        raise GoldenError(
-            f"{part.name}: its process ended with status {child.returncode}; its words are above", 1
-        )
+        ended = f"its process ended with status {child.returncode}; its words are above"
+        raise GoldenError(f"{part.name}: {ended}", 1)
 
 
 def print_observations(part: Part, place: Place) -> None:
@@ -138,11 +130,9 @@ def run(part: Part, recording: Recording | None, pattern: str) -> tuple[Verdict,
                 verdict.differences += found.differences
                 entries[found.key] = found.value
     else:
-        wanted = (
-            None
-            if recording is None
-            else {key: value for key, value in recording.entries.items() if fnmatch.fnmatch(key, pattern)}
-        )
+        wanted = None
+        if recording is not None:
+            wanted = {key: each for key, each in recording.entries.items() if fnmatch.fnmatch(key, pattern)}
         comparison = Comparison(wanted)
         with make_place() as place:
             for each in observe(part, place, pattern):

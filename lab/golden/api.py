@@ -27,7 +27,7 @@ from typing import Any
 
 from lab.golden import api_requests as requests
 from lab.golden.api_requests import Ask
-from lab.golden.faces import mask_json
+from lab.golden.faces import mask_json, shipped_models
 from lab.golden.place import Place
 from lab.golden.recording import Absent, Observation
 
@@ -231,14 +231,8 @@ def _serving(
         port = free.getsockname()[1]
     out, err = place.home / f"{name}.out", place.home / f"{name}.err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        process = subprocess.Popen(
-            place.flowspec("serve", "--port", str(port), "--json", *arguments),
-            cwd=place.tree,
-            env=place.environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-        )
+        command = place.flowspec("serve", "--port", str(port), "--json", *arguments)
+        process = place.start(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr)
     server = Server(name, port, process, out, err, key or {}, time.monotonic() + PART_S)
     try:
         yield server
@@ -265,10 +259,8 @@ def _end_of(server: Server) -> Observation:
 
 def _model_with_tools(place: Place) -> Path:
     """The bundled model, the largest of the package that chats, with a template that has tools."""
-    chatting = [path.parent for path in place.tree.glob("flowspec/**/chat_template.jinja")]
-    bundled = max(chatting, key=lambda folder: (folder / "model.safetensors").stat().st_size)
     folder = place.home / "toy-with-tools"
-    shutil.copytree(bundled, folder)
+    shutil.copytree(shipped_models(place)[-1], folder)
     (folder / "chat_template.jinja").write_text(requests.TEMPLATE, "utf-8")
     return folder
 
@@ -659,18 +651,9 @@ def _recordings(place: Place) -> Iterator[Observation]:
         raise RuntimeError(f"flowspec generate --record: {done.stderr.strip()[-200:]}")
     yield Observation(key="recording/real", value=_outline(json.loads(path.read_text("utf-8"))))
     out = place.home / "bench"
-    shortly = (
-        "--temperatures",
-        "0",
-        "--limit",
-        "1",
-        "--max-new-tokens",
-        "10",
-        "--nothing-learnt",
-        "--no-plots",
-    )
+    few = ("--temperatures", "0", "--limit", "1", "--max-new-tokens", "10")
     kinds = ("--experiment", "paper-bundled", "--world", "simulated", "--methods", ",".join(BENCH))
-    done = place.run("bench", *kinds, *shortly, "--out", str(out))
+    done = place.run("bench", *kinds, *few, "--nothing-learnt", "--no-plots", "--out", str(out))
     if done.returncode:
         raise RuntimeError(f"flowspec bench: {done.stderr.strip()[-200:]}")
     names = sorted(file.name for file in out.glob("recording-*"))

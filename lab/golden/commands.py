@@ -18,21 +18,8 @@ from lab.golden.place import Place
 from lab.golden.recording import Absent, Observation
 
 COMMANDS = (
-    "chat",
-    "generate",
-    "serve",
-    "daemon",
-    "plan",
-    "drafters",
-    "doctor",
-    "top",
-    "bench",
-    "verify",
-    "fetch",
-    "keygen",
-    "devices",
-    "profile",
-    "completion",
+    *("chat", "generate", "serve", "daemon", "plan", "drafters", "doctor", "top", "bench", "verify"),
+    *("fetch", "keygen", "devices", "profile", "completion"),
 )
 MEASURED = "here.toml"
 """A device profile: all figures in it are measured, and its texts tell the day and the machine."""
@@ -51,10 +38,7 @@ VOLATILE: Mapping[str, Mapping[str, str]] = {
     **{name: {} for name in COMMANDS},
     "chat": ANSWERS,
     "generate": ANSWERS,
-    "profile": {
-        "profile": "measured",
-        "measured": "measured",
-    },
+    "profile": {"profile": "measured", "measured": "measured"},
     "doctor": {
         "trip_s": "measured",
         "clock_s": "the time of day",

@@ -58,9 +58,7 @@ def daemons(place: Place, count: int, *flags: str, threads: int = 1) -> Iterator
         for index in range(count):
             words = ["daemon", "--port=0", f"--name=golden-{index}", f"--threads={threads}"]
             command = place.flowspec(*words, "--device=cpu", f"--profile={PROFILE}", *flags)
-            process = subprocess.Popen(
-                command, cwd=place.tree, env=place.environment(), stderr=subprocess.PIPE, text=True
-            )
+            process = place.start(command, stderr=subprocess.PIPE, text=True)
             started.append(Daemon(f"golden-{index}", process))
         for daemon in started:
             daemon.read_until_it_listens()

@@ -254,15 +254,9 @@ class Terminal:
         self._ours, theirs = os.openpty()
         try:
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
-            self.process = subprocess.Popen(
-                [sys.executable, "-ISc", IN_TERMINAL, *place.flowspec(*arguments)[1:]],
-                cwd=place.home,
-                env=environment_at_home(place),
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,
-                start_new_session=True,
-            )
+            command = [sys.executable, "-ISc", IN_TERMINAL, *place.flowspec(*arguments)[1:]]
+            at_home = {"cwd": place.home, "env": environment_at_home(place), "start_new_session": True}
+            self.process = place.start(command, stdin=theirs, stdout=theirs, stderr=theirs, **at_home)
         finally:
             os.close(theirs)
         self._reader = threading.Thread(target=self._read, daemon=True)

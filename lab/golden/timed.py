@@ -21,7 +21,7 @@ from typing import Any
 
 from lab.golden.parts import Part
 from lab.golden.place import ROOT, Place, make_place
-from lab.golden.recording import Absent, Difference, Observation, Recording
+from lab.golden.recording import Absent, Difference, Observation, Recording, is_below
 
 TOLERANCE = 0.10
 """A ratio that is worse by more than this is a difference, if no round has a better one than 1; a part may
@@ -74,7 +74,7 @@ def run(
         old_values = None if recording is None else before.get(key, [])
         yield _measured(key, now.get(key, []), old_values, _tolerance(part, key))
     for key in sorted(set(recording.entries) if recording is not None else ()):
-        is_absent = any(key == each or key.startswith(f"{each}/") for each in absent)
+        is_absent = any(is_below(key, each) for each in absent)
         if key not in now and not is_absent and fnmatch.fnmatch(key, pattern):
             lost = Difference(place=key, expected="a measurement, as is recorded", got="nothing")
             yield Measured(key=key, value={}, differences=[lost])
@@ -96,11 +96,8 @@ def _measured(key: str, now: list[float], before: list[float] | None, tolerance:
         return Measured(key=key, value=value, differences=[missing])
     ratios = [_ratio(new, old) for new, old in zip(now, before, strict=True)]
     ratio = _ratio(_best(key, now), _best(key, before))
-    value |= {
-        "before": _spread(before),
-        "ratio": round(ratio, 4),
-        "ratios": [round(each, 4) for each in ratios],
-    }
+    rounded = [round(each, 4) for each in ratios]
+    value |= {"before": _spread(before), "ratio": round(ratio, 4), "ratios": rounded}
     worse = [1 / each if key.endswith(MORE_IS_BETTER) else each for each in (ratio, *ratios)]
     if worse[0] <= 1 + tolerance or min(worse) <= 1:
         return Measured(key=key, value=value)

@@ -236,13 +236,8 @@ def resumed(model: Model, place: Place, two: Sequence[Daemon]) -> dict[str, Any]
     asked = ["--model", model.models[model.disturbed], "--dtype", model.disturbed, "--context", str(CONTEXT)]
     asked += ["--temperature", "0.8", "--seed", str(SEED), "--max-new-tokens", str(model.long_tokens)]
     asked += ["--ignore-eos", "--journal", str(journal), model.prompts[-1]]
-    with subprocess.Popen(
-        place.flowspec(*words, *asked),
-        cwd=place.tree,
-        env=place.environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    ) as head:
+    nowhere = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with place.start(place.flowspec(*words, *asked), **nowhere) as head:
         ends_s = time.monotonic() + WAIT_S
         while head.poll() is None and journal_lines(journal) < 5 and time.monotonic() < ends_s:
             time.sleep(0.01)

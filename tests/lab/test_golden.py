@@ -23,8 +23,8 @@ from tests.nightly import at_night
 ORIGIN = Origin(commit="0" * 40, date="2026-01-01", machine="a board", versions="Python 3")
 SEEN = {"a/text": ["one line", "another line"], "a/ids": [5, 6, 7], "b": {"x": 1.5, "y": None}}
 PLAIN, TIMED = (
-    Part(name="plain", about="", module="none"),
-    Part(name="timed", about="", module="none", rounds=3),
+    Part(name="plain", about=""),
+    Part(name="timed", about="", rounds=3),
 )
 
 
