@@ -23,62 +23,15 @@ LONG_MAX = 5000
 """Entries of a list: more than any message holds."""
 HEADER_BODY = 5
 """Where the message's own fields stand in a header."""
-BYTES_OF_INTEREST = (
-    0x00,
-    0x7F,
-    0x80,
-    0x90,
-    0x91,
-    0xC0,
-    0xC1,
-    0xC2,
-    0xC3,
-    0xC4,
-    0xC6,
-    0xC9,
-    0xCA,
-    0xCB,
-    0xCF,
-    0xD3,
-    0xD9,
-    0xDB,
-    0xDD,
-    0xDF,
-    0xFF,
-)
+BYTES_OF_INTEREST = bytes.fromhex("00 7F 80 90 91 C0 C1 C2 C3 C4 C6 C9 CA CB CF D3 D9 DB DD DF FF")
 _NUMBERS = (
-    0,
-    1,
-    -1,
-    2**7,
-    2**8,
-    2**16,
-    2**31,
-    2**32 - 1,
-    2**53,
-    limits.ID_MAX,
-    limits.ID_MAX + 1,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-    -(2**63),
+    *(0, 1, -1, 2**7, 2**8, 2**16, 2**31, 2**32 - 1, 2**53, limits.ID_MAX, limits.ID_MAX + 1),
+    *(2**63 - 1, 2**63, 2**64 - 1, -(2**63)),
 )
 _FLOATS = (0.0, -0.0, 0.5, -1.0, 1e-308, 5e-324, 1e308, math.inf, -math.inf, math.nan)
 _OTHERS: tuple[Any, ...] = (
-    *(
-        None,
-        True,
-        False,
-        "",
-        "x",
-        "\x00",
-        "two\nlines",
-        "\u202e",
-        "\U0001f600",
-        "x" * (limits.NAME_CHARS_MAX + 1),
-        b"",
-        b"\xff\xfe",
-    ),
+    *(None, True, False, "", "x", "\x00", "two\nlines", "\u202e", "\U0001f600"),
+    *("x" * (limits.NAME_CHARS_MAX + 1), b"", b"\xff\xfe"),
     *([], [[]], [None], [0, 0], {}, {"a": 1}, {0: 0}, msgpack.ExtType(5, b"x"), msgpack.Timestamp(1, 2)),
 )
 
@@ -134,11 +87,7 @@ def _unpacked(frames: Sequence[bytes]) -> list[Any] | None:
     """The header as lists, None where it is none."""
     try:
         header = msgpack.unpackb(frames[0], strict_map_key=False) if frames else None
-    except (
-        ValueError,
-        TypeError,
-        msgpack.exceptions.UnpackException,
-    ):  # TypeError: a list as the key of a map
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException):  # TypeError: a list as a map's key
         return None
     return header if isinstance(header, list) and header else None
 
@@ -171,10 +120,8 @@ def _change_entry(frames: Frames, other: Sequence[bytes], chance: random.Random)
     elif way == 5:
         owner.insert(at, value)
     elif way == 6 and isinstance(value, list) and value:
-        owner[at] = (
-            value
-            * chance.choices((2, 3, 1 + 300 // len(value), 1 + LONG_MAX // len(value)), (40, 40, 19, 1))[0]
-        )
+        times = (2, 3, 1 + 300 // len(value), 1 + LONG_MAX // len(value))
+        owner[at] = value * chance.choices(times, (40, 40, 19, 1))[0]
     else:
         owner[at] = _nested(value, chance.choices((1, 2, 40, DEPTH_MAX), (40, 40, 18, 2))[0])
     return _packed(header, frames)
@@ -228,18 +175,9 @@ def _splice(frames: Frames, other: Sequence[bytes], chance: random.Random) -> Fr
 
 def _change_count(frames: Frames, other: Sequence[bytes], chance: random.Random) -> Frames:
     """Frames too many or too few, or another message's payload."""
-    return list(
-        chance.choice(
-            (
-                frames[:1],
-                frames * 2,
-                frames[::-1],
-                [*frames, b""],
-                [*frames[:1], *other[1:]],
-                [*frames[:1], bytes(64)],
-            )
-        )
-    )
+    first = frames[:1]
+    ways = (first, frames * 2, frames[::-1], [*frames, b""], [*first, *other[1:]], [*first, bytes(64)])
+    return list(chance.choice(ways))
 
 
 _WAYS: tuple[Callable[[Frames, Sequence[bytes], random.Random], Frames], ...] = (

@@ -169,19 +169,23 @@ def _slots_s(partition: Partition, arrangement: Arrangement, layers: Sequence[in
     return slots_s[:, 0], trips_s[:, 0]
 
 
+def column(samples: Sequence[Sample], name: str) -> F64:
+    return np.array([getattr(each, name) for each in samples])
+
+
+def foretold(samples: Sequence[Sample], known: Constants = FITTED) -> tuple[F64, F64, F64]:
+    """What `seconds_per_token` says of each sample and each of `NODES`."""
+    acceptance, pass_s = (column(samples, name)[:, None, None] for name in ("acceptance", "pass_s"))
+    drafters, nodes = Guessing(acceptance=acceptance, pass_s=pass_s), np.array(NODES, dtype=np.float64)
+    slot_s, trip_s = column(samples, "slot_s"), column(samples, "trip_s")
+    return seconds_per_token(slot_s, trip_s, nodes, drafters, known=known)
+
+
 def errors(samples: Sequence[Sample], known: Constants) -> F64:
     """Logarithms of foretold by simulated rates `[samples]`; what is foretold is plain decoding where that is
     faster."""
-    drafters = Guessing(
-        acceptance=np.array([each.acceptance for each in samples])[:, None, None],
-        pass_s=np.array([each.pass_s for each in samples])[:, None, None],
-    )
-    slot_s, trip_s = (np.array([getattr(each, name) for each in samples]) for name in ("slot_s", "trip_s"))
-    nodes = np.array(NODES, dtype=np.float64)
-    found = 1 / seconds_per_token(slot_s, trip_s, nodes, drafters, known=known)[0].min(axis=1)
-    plain, rates = (
-        np.array([getattr(each, name) for each in samples]) for name in ("plain_tokens_per_s", "tokens_per_s")
-    )
+    found = 1 / foretold(samples, known)[0].min(axis=1)
+    plain, rates = column(samples, "plain_tokens_per_s"), column(samples, "tokens_per_s")
     return np.asarray(np.log(np.maximum(found, plain) / rates))
 
 
@@ -235,26 +239,21 @@ def _simplex(loss: Callable[[F64], float], start: F64) -> F64:
 
 def rated(samples: Sequence[Sample]) -> Rated:
     """What the formula says of them."""
-    slot_s, trip_s = (np.array([getattr(each, name) for each in samples]) for name in ("slot_s", "trip_s"))
-    acceptance, pass_s = (
-        np.array([getattr(each, name) for each in samples]) for name in ("acceptance", "pass_s")
-    )
-    drafters = Guessing(acceptance=acceptance[:, None, None], pass_s=pass_s[:, None, None])
-    nodes = np.array(NODES, dtype=np.float64)
-    token_s, levels, missed = seconds_per_token(slot_s, trip_s, nodes, drafters)
+    slot_s, trip_s = column(samples, "slot_s"), column(samples, "trip_s")
+    token_s, levels, missed = foretold(samples)
     rows, best = np.arange(len(samples)), token_s.argmin(axis=1)
     return Rated(
         rates=1 / token_s[rows, best],
         levels=levels[rows, best],
         missed=missed[rows, best],
-        nodes=nodes[best],
+        nodes=np.array(NODES, dtype=np.float64)[best],
         slot_s=slot_s[rows, best],
         trip_s=trip_s[rows, best],
         slot_of_one_s=slot_s[:, 0],
         slot_of_many_s=slot_s[:, NODES.index(MANY_ROWS)],
-        plain=np.array([each.plain_tokens_per_s for each in samples]),
-        acceptance=acceptance,
-        pass_s=pass_s,
+        plain=column(samples, "plain_tokens_per_s"),
+        acceptance=column(samples, "acceptance"),
+        pass_s=column(samples, "pass_s"),
     )
 
 

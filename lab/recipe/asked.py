@@ -18,6 +18,8 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from lab.recipe.flags import RecipeParser
+
 HELD_OUT = 40
 FUNCTION = re.compile(
     r"^(?:export (?:default )?)?((?:async )?function\s*\*?\s*\w+\([^)]*\) \{)\n((?:.*\n)*?^\})"
@@ -112,11 +114,9 @@ def rows(domain: str, prompts: Sequence[str]) -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.recipe.asked", description=(__doc__ or "").partition("\n\n")[0]
-    )
+    parser = RecipeParser("asked", __doc__)
     parser.add_argument("--held-out", action="store_true", help="those that are not for training")
-    domains = parser.add_subparsers(dest="domain", required=True)
+    domains = parser.add_subparsers(dest="domain", required=True, parser_class=argparse.ArgumentParser)
     domains.add_parser("javascript").add_argument("folder", type=Path, help="with packages of JavaScript")
     domains.add_parser("novels").add_argument("files", type=Path, nargs="+", help="texts of novels")
     domains.add_parser("words")

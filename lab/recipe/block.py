@@ -142,8 +142,7 @@ def all_places(batch: Batch) -> torch.Tensor:
 
 
 def main() -> None:
-    about = (__doc__ or "").partition("\n\n")[0]
-    args = arguments("block", about, steps=4000, rows=32, length=320)
+    args = arguments("block", __doc__, steps=4000, rows=32, length=320)
     torch.manual_seed(args.seed)
     target = load_target(args.target, args.device)
     said = layers_config(target.config)

@@ -31,7 +31,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_ro
 
 from flowspec.model.files import bundled_folder
 from lab.recipe.corpus import DOMAINS, Corpus, parse_mix
-from lab.recipe.features import BEST, greedy_answers, load_target
+from lab.recipe.features import BEST, greedy_answers, layers_config, load_target
+from lab.recipe.flags import RecipeParser
 from lab.recipe.train import add_training_arguments, keep, learning_rate, make_optimizer, resume
 
 DEPTH = 3
@@ -219,25 +220,13 @@ def save(head: Head, target: Any, folder: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "bias": True,
-        "bos_token_id": target.bos_token_id,
-        "dtype": "bfloat16",
-        "eos_token_id": target.eos_token_id,
-        "head_dim": target.head_dim,
-        "hidden_act": target.hidden_act,
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size,
-        "max_position_embeddings": target.max_position_embeddings,
         "model_type": "llama",
-        "num_attention_heads": target.num_attention_heads,
         "num_hidden_layers": 1,
-        "num_key_value_heads": target.num_key_value_heads,
-        "pad_token_id": target.pad_token_id,
-        "rms_norm_eps": target.rms_norm_eps,
-        "rope_theta": target.rope_parameters["rope_theta"],
         "tie_word_embeddings": False,
-        "vocab_size": target.vocab_size,
+        **layers_config(target),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(config, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
 @torch.no_grad()
@@ -268,24 +257,13 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.recipe.eagle", description=(__doc__ or "").partition("\n\n")[0]
-    )
-    parser.add_argument(
-        "--target",
-        type=Path,
-        default=bundled_folder("target"),
-        help="folder of the model to draft for (the bundled one)",
-    )
-    parser.add_argument("--out", type=Path, help="folder for the checkpoint and the head")
-    parser.add_argument(
-        "--measure", type=Path, metavar="FOLDER", help="measure the head in a folder and train nothing"
-    )
-    parser.add_argument("--problems", type=Path, help="jsonl of word problems (question, answer)")
-    parser.add_argument("--plays", type=Path, help="text file of plays, speeches separated by blank lines")
-    add_training_arguments(
-        parser, steps=1500, dtype="float32", faster="bfloat16 is faster where the processor has it"
-    )
+    parser = RecipeParser("eagle", __doc__)
+    parser.share("--target")
+    parser.share("--out", help="folder for the checkpoint and the head")
+    parser.share("--measure", help="measure the head in a folder and train nothing")
+    parser.share("--problems", "--plays")
+    faster = "bfloat16 is faster where the processor has it"
+    add_training_arguments(parser, steps=1500, dtype="float32", faster=faster)
     args = parser.parse_args()
     if args.measure:
         measure(args)

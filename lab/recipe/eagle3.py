@@ -117,8 +117,7 @@ def guesses(head: Head, target: Any, batch: Batch) -> Guesses:
 
 
 def main() -> None:
-    about = (__doc__ or "").partition("\n\n")[0]
-    args = arguments("eagle3", about, steps=3000, rows=32, length=256)
+    args = arguments("eagle3", __doc__, steps=3000, rows=32, length=256)
     torch.manual_seed(args.seed)
     target = load_target(args.target, args.device)
     head = Head(target.config).to(args.device)

@@ -28,6 +28,7 @@ from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from lab.plain_model import PlainModel
+from lab.recipe.flags import RecipeParser
 from lab.recipe.own import OwnText
 from lab.recipe.train import keep, learning_rate, make_optimizer, resume
 
@@ -186,55 +187,34 @@ def save(drafter: nn.Module, config: dict[str, Any], folder: Path) -> None:
 def layers_config(target: Any) -> dict[str, Any]:
     """What the config of a drafter says of its layers, which are as wide as the target's."""
     names = (
-        "bos_token_id",
-        "eos_token_id",
-        "head_dim",
-        "hidden_act",
-        "hidden_size",
-        "intermediate_size",
-        "max_position_embeddings",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "pad_token_id",
-        "rms_norm_eps",
-        "vocab_size",
+        *("bos_token_id", "eos_token_id", "head_dim", "hidden_act", "hidden_size", "intermediate_size"),
+        *("max_position_embeddings", "num_attention_heads", "num_key_value_heads", "pad_token_id"),
+        *("rms_norm_eps", "vocab_size"),
     )
     said = {name: getattr(target, name) for name in names}
     return {"dtype": "bfloat16", **said, "rope_theta": target.rope_parameters["rope_theta"]}
 
 
-def arguments(prog: str, description: str, *, steps: int, rows: int, length: int) -> argparse.Namespace:
+def arguments(name: str, doc: str | None, *, steps: int, rows: int, length: int) -> argparse.Namespace:
     """What both trainings take."""
-    parser = argparse.ArgumentParser(prog=f"python -m lab.recipe.{prog}", description=description)
-    parser.add_argument(
-        "--target",
-        type=Path,
-        default=bundled_folder("target"),
-        help="folder of the model to draft for (the bundled one)",
-    )
+    parser = RecipeParser(name, doc)
+    parser.share("--target")
     parser.add_argument("--own", type=Path, help="folder of text that it wrote (own.py)")
-    parser.add_argument("--out", type=Path, help="folder for the checkpoint and the drafter")
-    parser.add_argument(
-        "--measure", type=Path, metavar="FOLDER", help="measure the drafter in a folder and train nothing"
-    )
+    parser.share("--out", help="folder for the checkpoint and the drafter")
+    parser.share("--measure", help="measure the drafter in a folder and train nothing")
     parser.add_argument(
         "--prompts",
         type=Path,
         default=bundled_folder("prompts.jsonl"),
         help="jsonl of prompts to measure with (the bundled ones)",
     )
-    parser.add_argument("--steps", type=int, default=steps)
+    parser.share("--steps", default=steps)
     parser.add_argument(
         "--seconds", type=float, help="end by then, the rate having fallen as over all steps (default: never)"
     )
-    parser.add_argument("--rows", type=int, default=rows, help="windows per step (%(default)s)")
-    parser.add_argument("--length", type=int, default=length, help="tokens per window (%(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (%(default)s)")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16")
-    parser.add_argument("--save-every", type=int, default=250)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.share("--rows", default=rows)
+    parser.share("--length", default=length)
+    parser.share("--rate", "--dtype", "--save-every", "--threads", "--seed", "--device")
     args = parser.parse_args()
     if not args.measure and not (args.own and args.out):
         parser.error("--own and --out are needed for training")

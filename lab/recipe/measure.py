@@ -9,7 +9,6 @@ result.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections import defaultdict
@@ -20,6 +19,7 @@ from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.model.text import UNFINISHED, Tokenizer, recommended
 from lab.plain_model import PlainModel
+from lab.recipe.flags import RecipeParser
 from lab.recipe.talk import ABOUT, is_held_out, sum_key, work_out
 
 NEW_TOKENS_MAX = 300
@@ -48,9 +48,7 @@ def is_untrained(prompt: Prompt) -> bool:
     """Whether the training text leaves this prompt out, by the recipe's own split."""
     match = SUM.search(prompt.turns[0])
     if prompt.domain == "sums":
-        return (
-            bool(match) and is_held_out(sum_key(int(match[1]), match[2], int(match[3]))) if match else False
-        )
+        return match is not None and is_held_out(sum_key(int(match[1]), match[2], int(match[3])))
     if prompt.domain == "stories":
         return is_held_out(prompt.turns[0])
     if prompt.domain == "about":
@@ -59,10 +57,7 @@ def is_untrained(prompt: Prompt) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.recipe.measure",
-        description=(__doc__ or "").partition("\n\n")[0],
-    )
+    parser = RecipeParser("measure", __doc__)
     parser.add_argument("--model", default="bundled")
     parser.add_argument("--prompts", type=Path, default=bundled_folder("prompts.jsonl"))
     parser.add_argument("--json", action="store_true")

@@ -25,10 +25,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicLayer
 
-from flowspec.model.files import bundled_folder
 from flowspec.model.prompts import read_prompts
 from lab.plain_model import cache_name
 from lab.recipe.corpus import Messages, documents, parse_mix, split
+from lab.recipe.flags import RecipeParser
 
 BEST = 128
 PROMPT_TOKENS_MAX = 320
@@ -255,34 +255,23 @@ def write(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.recipe.own", description=(__doc__ or "").partition("\n\n")[0]
-    )
-    parser.add_argument(
-        "--target",
-        type=Path,
-        default=bundled_folder("target"),
-        help="folder of the model that writes (the bundled one)",
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the text")
-    parser.add_argument("--problems", type=Path, help="jsonl of word problems (question, answer)")
-    parser.add_argument("--plays", type=Path, help="text file of plays, speeches separated by blank lines")
+    parser = RecipeParser("own", __doc__)
+    parser.share("--target", help="folder of the model that writes (the bundled one)")
+    parser.share("--out", required=True, help="folder for the text")
+    parser.share("--problems", "--plays")
     parser.add_argument(
         "--asked",
         type=Path,
         action="append",
         help="jsonl of prompts with their domains, as many tokens of each, instead of the four; repeatable",
     )
-    parser.add_argument(
-        "--mix",
-        default="code=.3,problems=.3,plays=.25,talk=.15",
-        help="share of each domain's tokens (%(default)s)",
-    )
+    mix = "code=.3,problems=.3,plays=.25,talk=.15"
+    parser.share("--mix", default=mix, help="share of each domain's tokens (%(default)s)")
     parser.add_argument(
         "--tokens", type=int, default=1_700_000, help="how many to write, prompts included (%(default)s)"
     )
     parser.add_argument("--new-tokens", type=int, default=160, help="longest answer (%(default)s)")
-    parser.add_argument("--rows", type=int, default=128, help="answers at once (%(default)s)")
+    parser.share("--rows", default=128, help="answers at once (%(default)s)")
     parser.add_argument(
         "--prompts-max", type=int, default=20_000, help="prompts to take of a domain (%(default)s)"
     )
@@ -292,8 +281,7 @@ def main() -> None:
         default="0,1,0.7",
         help="one after the other (%(default)s)",
     )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (%(default)s)")
+    parser.share("--threads", "--device")
     args = parser.parse_args()
     if not args.asked and not (args.problems and args.plays):
         parser.error("--problems and --plays are needed, or --asked")

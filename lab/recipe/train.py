@@ -20,6 +20,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lab.recipe.corpus import DOMAINS, Corpus, parse_mix
+from lab.recipe.flags import RecipeParser
 from lab.recipe.own import OwnText
 
 DISTILL_SHARE = 0.9
@@ -185,42 +186,27 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     tokenizer.save_pretrained(folder)
 
 
-def add_training_arguments(parser: argparse.ArgumentParser, *, steps: int, dtype: str, faster: str) -> None:
+def add_training_arguments(parser: RecipeParser, *, steps: int, dtype: str, faster: str) -> None:
     """What every training takes; `faster` says when the other dtype is."""
-    parser.add_argument(
-        "--mix", default="talk=.55,problems=.17,code=.17,plays=.11", help="share of each domain (%(default)s)"
-    )
-    parser.add_argument("--steps", type=int, default=steps)
-    parser.add_argument("--rows", type=int, default=8, help="windows per step (%(default)s)")
-    parser.add_argument("--length", type=int, default=512, help="tokens per window (%(default)s)")
-    parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate (%(default)s)")
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "bfloat16"),
-        default=dtype,
-        help=faster,
-    )
-    parser.add_argument("--save-every", type=int, default=250)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.share("--mix", default="talk=.55,problems=.17,code=.17,plays=.11")
+    parser.share("--steps", default=steps)
+    parser.share("--rows", default=8)
+    parser.share("--length", default=512)
+    parser.share("--rate")
+    parser.share("--dtype", default=dtype, help=faster)
+    parser.share("--save-every", "--threads", "--seed")
     parser.add_argument("--compile", action="store_true", help="compile the step (a C++ compiler is needed)")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.recipe.train", description=__doc__)
+    parser = RecipeParser("train", __doc__)
+    parser.description = __doc__
     parser.add_argument(
         "--start", type=Path, required=True, help="model folder to start from (weights, config, tokenizer)"
     )
-    parser.add_argument(
-        "--out", type=Path, required=True, help="folder for the checkpoint and the finished model"
-    )
+    parser.share("--out", required=True, help="folder for the checkpoint and the finished model")
     parser.add_argument("--teacher", type=Path, help="model folder to distil from")
-    parser.add_argument(
-        "--problems", type=Path, required=True, help="jsonl of word problems (question, answer)"
-    )
-    parser.add_argument(
-        "--plays", type=Path, required=True, help="text file of plays, speeches separated by blank lines"
-    )
+    parser.share("--problems", "--plays", required=True)
     parser.add_argument(
         "--own",
         type=Path,
