@@ -10,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
-
-Octets = npt.NDArray[np.uint8]
-"""Of blocks `[out, units, bytes of a block]`."""
+from flowspec.model.gguf.file import Octets
 
 
 def levels_of(kind: str, rows: Octets, inputs: int) -> Levels:
     """Of a matrix of ggml's type `kind`, one of `FORMS`, from its rows in the file, `[out, row bytes]`."""
     form = FORMS[kind]
-    blocks = rows.reshape(len(rows), inputs // form.unit, -1)
+    blocks = rows.reshape(len(rows), inputs // form.unit, -1)  # [out, units, bytes of a block]
     if form.unit == GROUP:
         return _of_groups(form, blocks)
     return _of_sixteen_inputs(blocks) if form.halves == 2 else _of_eight_groups(form, blocks)

@@ -20,8 +20,6 @@ from flowspec.model.gguf.names import LAYER_TABLE
 from flowspec.model.gguf.stated import COUNT, NEEDED, NUMBER, TEXT, TRUTH, Kind, Stated, count_where, list_of
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
-_SIGMOID = 2
-"""How llama.cpp numbers what a router makes of its logits."""
 _STILL = 1e30
 """Frequencies that are divided by it, or by more, do not turn."""
 _FREQUENCIES = "rope_freqs.weight"
@@ -86,7 +84,7 @@ def config_of(file: GgufFile) -> Raw:
 def _dtype(file: GgufFile) -> str:
     """That of the numbers as they are in the file, where none is packed."""
     kinds = {tensor.dtype for tensor in file.tensors.values()}
-    if "BF16" in kinds or not kinds <= {"F32", "F16"}:
+    if not kinds <= {"F32", "F16"}:
         return "bfloat16"
     return "float16" if "F16" in kinds else "float32"
 
@@ -223,7 +221,7 @@ def _guessing(stated: Stated, raw: Raw) -> int:
 
 def _glm4_moe(stated: Stated, raw: Raw) -> Raw:
     guessing = _guessing(stated, raw)
-    stated.take("expert_gating_func", _SIGMOID, count_where(f"{_SIGMOID} (sigmoid)", _SIGMOID.__eq__))
+    stated.take("expert_gating_func", 2, count_where("2, which is the sigmoid", lambda value: value == 2))
     return {
         "num_hidden_layers": raw["num_hidden_layers"] - guessing,
         "num_nextn_predict_layers": guessing,

@@ -35,14 +35,10 @@ _LENGTH = struct.Struct("<Q")
 _PART_COUNT, _PART_NUMBER = "split.count", "split.no"
 _SAMPLING = "general.sampling."
 _SAMPLING_FIELDS = {
+    **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "mirostat")},
     "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
     "penalty_repeat": "repetition_penalty",
     "penalty_last_n": "repetition_penalty_window",
-    "xtc_probability": "xtc_probability",
-    "mirostat": "mirostat",
 }
 """What generation configs call the numbers by which llama.cpp samples."""
 GGUF_ONLY = {"repetition_penalty_window": -1, "xtc_probability": 0.0, "mirostat": 0, "sampler_order": ""}
@@ -52,7 +48,7 @@ SMALL = (".ssm_alpha.", ".ssm_beta.", ".ffn_gate_inp_shexp.", "per_layer_model_p
 takes, the share of the expert that every row runs through, and what layers take of a token's embedding."""
 _LOOSE = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", *SMALL)
 """Of names of matrices that need not be packed: routers and weights of convolutions, too."""
-Rows = npt.NDArray[np.uint8]
+Octets = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +112,7 @@ class GgufTensor(Extent):
         """What numbers that are packed together take."""
         return _block_of(self.dtype)[1]
 
-    def packed(self) -> Rows:
+    def packed(self) -> Octets:
         """The bytes `[rows, row bytes]`, memory-mapped; raises `InputError` when the file is not there any
         more, or shorter."""
         count = math.prod(self.shape[:-1])
@@ -131,7 +127,7 @@ class GgufTensor(Extent):
         """The values of a small tensor, of its shape."""
         return self.unpack(np.array(self.packed())).reshape(self.shape)
 
-    def unpack(self, rows: Rows) -> F32:
+    def unpack(self, rows: Octets) -> F32:
         """The values `[rows, columns]` of some packed rows."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize

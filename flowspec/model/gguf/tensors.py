@@ -1,16 +1,13 @@
 """The tensors of a GGUF file under the names of transformers, unpacked block of rows by block of rows.
 
-Which tensor is which, `names.py` says. What llama.cpp's converter does to tensors is taken back:
-
-*Llama's* heads turn pairs of numbers with the position. In a file the two of a pair are neighbours, in
-a checkpoint half a head apart. *Norms* whose weights are added to 1 are stored with it.
-
-*Linear attention* (Qwen3.5): several heads of values share one of keys. In transformers they lie beside each
-other; in a file all that are the first of their head of keys come first, then all that are the second. Rows
-of matrices, convolutions and vectors are brought back in order; so are the inputs of the last matrix where it
-is unpacked, while one that stays packed takes its inputs in the file's order, since a block may hold several
-heads'. How fast a state fades, A_log, is there as -e^A_log, which has no exact logarithm: layers compute with
-it as it is (`names.STORED_FADING`).
+Which tensor is which, `names.py` says. What llama.cpp's converter does to tensors is taken back. *Llama's*
+heads turn pairs of numbers with the position: in a file the two of a pair are neighbours, elsewhere half a
+head apart. *Norms* whose weights are added to 1 are stored with it. *Linear attention* (Qwen3.5): several
+heads of values share one of keys. In transformers they lie beside each other; in a file all that are the
+first of their head of keys come first, then all that are the second. Rows are brought back in order; so are
+the inputs of the last matrix where it is unpacked, while one that stays packed takes its inputs in the file's
+order, since a block may hold several heads'. How fast a state fades, A_log, is there as -e^A_log, which has
+no exact logarithm: layers compute with it as it is (`names.STORED_FADING`).
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from flowspec.model.arithmetic.packed import Levels
 from flowspec.model.families import PLAIN_ROOT, check_family
 from flowspec.model.gguf.blocks import levels_of
 from flowspec.model.gguf.config import FACTORS
-from flowspec.model.gguf.file import SMALL, GgufTensor, Rows
+from flowspec.model.gguf.file import SMALL, GgufTensor, Octets
 from flowspec.model.gguf.names import OF_ALL_LAYERS, checkpoint_names
 from flowspec.model.layer_by_layer import layer_part
 from flowspec.model.parts import LAYER_INPUT
@@ -213,7 +210,7 @@ class GgufTensors(Tensors):
         inputs = self._conversion.input_order(self._places[name].tensor)
         return None if inputs is None or self.is_rounded_anew(name) else inputs.argsort()
 
-    def _packed_rows(self, name: str, first: int, end: int) -> Rows:
+    def _packed_rows(self, name: str, first: int, end: int) -> Octets:
         """What was done to a matrix is an order of its rows, for which it need not be unpacked. The file is
         mapped anew each time, since pages that were read count as this process's until a map is dropped."""
         place, count = self._places[name], self.shape(name)[0]
