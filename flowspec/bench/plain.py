@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flowspec.bench.console import progress
@@ -73,7 +73,8 @@ def plain_cases(
     most = files.spec.context_max
     room = pick_context(None, most) if context is None else min(context, most)
     advice = recommended(files, files.config())
-    samplings, stop_ids = [advice.with_suppressed(each) for each in samplings], advice.stop_ids
+    samplings = [replace(each, suppress_tokens=advice.suppress_tokens) for each in samplings]
+    stop_ids = advice.stop_ids
     tokenizer = Tokenizer(files)
     encoded = []
     for prompt in prompts:

@@ -167,9 +167,8 @@ def run(args: argparse.Namespace) -> int:
                     device = device_with(plan.dtype, arithmetic)
                     advice = recommended(files, session.config)
                     limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
-                    cases = make_cases(
-                        args, [advice.with_suppressed(each) for each in samplings], prompts, files
-                    )
+                    drawn = [replace(each, suppress_tokens=advice.suppress_tokens) for each in samplings]
+                    cases = make_cases(args, drawn, prompts, files)
                     if why_not := bound.why or session.head.grammar_trouble():
                         free_only = why_not
                     else:

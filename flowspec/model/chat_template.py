@@ -15,7 +15,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import FrameType
@@ -27,7 +27,6 @@ from flowspec.errors import InputError, first_line
 
 SECONDS_MAX = 20.0
 """A dialogue of 400 turns takes some hundredths of one."""
-Trace = Callable[[FrameType, str, Any], Any]
 _FILE = "<template>"
 """What Jinja calls the code that it makes of a template."""
 _PRIVATE = range(0x100000, 0x10FFFE)
@@ -39,7 +38,7 @@ def bounded_time(seconds: float = SECONDS_MAX) -> Iterator[None]:
     its lines. A debugger's own tracing stands still meanwhile."""
     deadline_s = time.monotonic() + seconds
 
-    def look(frame: FrameType, event: str, value: Any) -> Trace | None:
+    def look(frame: FrameType, event: str, value: Any) -> Any:
         if frame.f_code.co_filename != _FILE:
             return None
         if time.monotonic() > deadline_s:
@@ -55,8 +54,7 @@ def bounded_time(seconds: float = SECONDS_MAX) -> Iterator[None]:
 
 
 class TemplateNames(NamedTuple):
-    """`variables` are the names that stand for themselves, `fields` those behind a dot, and texts in quotes,
-    by which fields are asked for, too."""
+    """`variables` are names that stand for themselves, `fields` those behind a dot, and texts in quotes."""
 
     variables: frozenset[str]
     fields: frozenset[str]
@@ -84,8 +82,7 @@ def names_in(template: str) -> TemplateNames:
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """What a template made of a dialogue, with private characters, by their code points, in place of the
-    texts that `plain` has."""
+    """What a template made of a dialogue, with private characters in place of the texts in `plain`."""
 
     text: str
     plain: Mapping[int, str] = field(default_factory=dict)

@@ -135,8 +135,7 @@ def over_bytes(grammar: Grammar) -> Grammar:
 
 
 def in_bytes(grammar: Grammar, tokens: TokenBytes, token: int) -> Sequence[int]:
-    """A token in the vocabulary of `single_bytes`; nothing for one that has no text, and is none of the
-    grammar's marks."""
+    """A token in the vocabulary of `single_bytes`; nothing for one without text that is no mark either."""
     if token in grammar.marks:
         return (_BYTE_MARKS[grammar.marks.index(token)],)
     return tokens.texts[token] if token < len(tokens.texts) else b""
@@ -342,15 +341,14 @@ def _lark(kind: str, text: str, marks: Sequence[int]) -> str:
     return f"{_NO_FORCING}start: {rule_of(kind, text)}"
 
 
-def _schemas_in(text: str) -> Iterator[dict[str, Any]]:
+def _schemas_in(text: str) -> Iterator[Any]:
     """The schemas within a grammar of the form of Lark."""
     for found in _JSON_IN_LARK.finditer(text):
         try:
             schema, _ = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
             raise InputError("lark: expected a JSON schema behind %json") from None
-        if isinstance(schema, dict):
-            yield schema
+        yield schema
 
 
 def _schema(text: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
-"""What is known of a JSON schema before llguidance makes a grammar of it: how much it comes to, which can be
-a million times its text; and where in it the fault is for which llguidance refuses it, which tells the fault
-alone.
+"""What llguidance does not tell of a JSON schema: how large a grammar it comes to, which can be a million
+times its text; and where in it the fault is for which it is refused.
 
 Each item up to `maxItems` is a rule of its own in a grammar, and what is put together (`allOf`, a `$ref` with
 more beside it) is written out wherever that is.
@@ -39,9 +38,8 @@ def check_size(size: int, what: str = "json_schema") -> None:
         )
 
 
-def size_of(root: Mapping[str, Any]) -> int:
-    """Schemas and items that this comes to; any number beyond the bound for more. Raises `InputError` for too
-    many schemas in schemas."""
+def size_of(root: Any) -> int:
+    """Schemas and items that this comes to, if not too many. Raises `InputError` for too deep ones."""
     known: dict[str, int] = {}
 
     def size(schema: Any, *, is_whole: bool) -> int:
@@ -68,7 +66,7 @@ def size_of(root: Mapping[str, Any]) -> int:
         raise InputError("json_schema: expected fewer schemas in schemas") from None
 
 
-def _referred(root: Mapping[str, Any], reference: str) -> Any:
+def _referred(root: Any, reference: str) -> Any:
     """What is in a place of a schema; None for nothing."""
     if not reference.startswith("#") or reference[1:2] not in ("", "/"):
         raise InputError(
@@ -107,8 +105,7 @@ def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def place_of_fault(schema: Mapping[str, Any], is_faulty: Callable[[Mapping[str, Any]], bool]) -> str:
-    """The place of the innermost schema that alone is faulty, as far as `TRIES_MAX` tries get; empty for the
-    whole.
+    """The place of the innermost schema that `TRIES_MAX` tries find faulty alone; empty for the whole.
 
     >>> place_of_fault({"items": {"not": {}}}, lambda schema: "not" in str(schema))
     '.items'

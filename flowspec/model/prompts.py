@@ -1,5 +1,4 @@
-"""Reads prompt files: jsonl in Spec-Bench form (`turns`, maybe `question_id` and `category`), or one prompt a
-line."""
+"""Files of prompts: one a line, or jsonl in Spec-Bench form (`turns`, maybe `question_id`, `category`)."""
 
 from __future__ import annotations
 

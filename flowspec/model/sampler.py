@@ -1,5 +1,4 @@
-"""Draws next tokens by the coupled Gumbel-max rule: `argmax(log p + G[seed, position, id])` over the filtered
-ids.
+"""Draws next tokens by the coupled Gumbel-max rule: `argmax(log p + G[seed, position, id])` of filtered ids.
 
 Logits are shaped first, once each, in float32, and in this order; a token that may not be drawn has minus
 infinity from then on, no mass in any filter, and no chance:
@@ -81,8 +80,7 @@ class Shaping:
             self._masks = GrammarMasks(sampling.grammar, grammars)
 
     def mask(self, text: TextBefore) -> Mask | None:
-        """Which tokens the grammar allows behind a text, `[vocabulary]`; None where none binds it. One thread
-        at a time asks."""
+        """What the grammar allows behind a text, `[vocabulary]`; None without one. One thread at a time."""
         grammar = self._sampling.grammar
         if grammar is None:
             return None
@@ -167,8 +165,7 @@ class Sampler:
     def draw(
         self, logits: F32, position: int, text: TextBefore | None = None, mask: Mask | None = None
     ) -> int:
-        """The token at `position`, that of the token being drawn; the `mask` behind the text where that is
-        known already."""
+        """The token that is drawn at `position`; the `mask` behind the text where that is known already."""
         sampling, logits = self.sampling, self.shaped(logits, text, mask)
         if sampling.temperature == 0:
             return int(np.argmax(logits))
@@ -215,8 +212,7 @@ class Sampler:
         return ids
 
     def _sorted_head(self, logits: F32) -> tuple[I64, float]:
-        """The largest ids, sorted, as many as top-p and min-p can need; and the mass of all relative to the
-        first."""
+        """The largest ids that top-p and min-p can need, sorted; and all mass relative to the first."""
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
         highest = float(logits.max())
         total = float(_weights(logits, temperature).sum(dtype=np.float64))

@@ -8,13 +8,13 @@ import math
 import re
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
+from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
 from flowspec.model.chat_template import HiddenTokens, Rendered, bounded_time, names_in, without_cuts
@@ -22,7 +22,7 @@ from flowspec.model.damage import check_inside, read_head, read_json
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
 from flowspec.model.imports import IMPORTING
-from flowspec.model.reply.form import ReplyForm, Thoughts, form_of, is_in_channels, thoughts_of, unfinished
+from flowspec.model.reply.form import ReplyForm, Thoughts, is_in_channels, thoughts_of, unfinished
 from flowspec.model.reply.parts import Part, Tool
 
 Messages = list[dict[str, Any]]
@@ -61,8 +61,7 @@ PIECE_CHARS = 1 << 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A text of more than so many `tokens` is refused, with as little work as that takes; work ends when
-    nobody wants it."""
+    """A text of more `tokens` is refused, after as little work as that takes, or when nobody wants it."""
 
     tokens: int
     is_wanted: Callable[[], bool] = lambda: True
@@ -159,18 +158,15 @@ class Tokenizer:
     ) -> Rendered:
         """A dialogue in the model's chat template, up to where the assistant speaks; or up to the end of the
         text of its last message, which the answer `continues`. `tools` may be called, and the template is
-        given `variables`; it need not look at either (`takes_tools`, `template_names`). Special tokens come
-        from the template alone (`chat_template.py`)."""
+        given `variables`; it need not look at either (`takes_tools`, `names_in`). Special tokens come from
+        the template alone (`chat_template.py`)."""
         if not self.has_chat_template:
             raise InputError(NO_TEMPLATE)
-        self._check_roles(messages, tools)
         template, documents = self.template(tools), [tool.document for tool in tools]
+        _check_roles(messages, template)
         marks, around = self._marks(template), thoughts_of(template) or Thoughts("", "")
-        kept = {
-            mark
-            for mark in marks
-            if mark in f"{around.begin} {around.end}" and _is_looked_for(mark, template)
-        }
+        both = f"{around.begin} {around.end}"
+        kept = {mark for mark in marks if mark in both and _is_looked_for(mark, template)}
         end = around.end if around.end in kept else ""
         hidden = HiddenTokens(marks, [messages, documents, variables])
         shown = [_hide_in(message, hidden, end, kept) for message in messages]
@@ -192,9 +188,8 @@ class Tokenizer:
                     )
                 )
         except Exception as error:  # noqa: BLE001 - a template is a program, and may raise anything
-            raise InputError(
-                f"the model's chat template refuses this dialogue: {first_line(error)}"
-            ) from None
+            why = first_line(error)
+            raise InputError(f"the model's chat template refuses this dialogue: {why}") from None
         if continues:
             text, *rest = text.split(_END)
             if len(rest) != 1:
@@ -218,17 +213,6 @@ class Tokenizer:
             if text.strip() and (token in self.special_ids or text in _AROUND or text in template)
         ]
 
-    def _check_roles(self, messages: Messages, tools: Sequence[Tool] = ()) -> None:
-        """Raises `InputError` for a role that the template does not name, and so may leave out."""
-        template = self.template(tools)
-        for role in {message["role"] for message in messages} - ROLES:
-            is_named = f"'{role}'" in template or f'"{role}"' in template
-            if not is_named or (role == "tool" and "tool_responses" in names_in(template).fields):
-                raise InputError(
-                    f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
-                    "template does not have"
-                )
-
     def template(self, tools: Sequence[Tool] = ()) -> str:
         """The chat template, of which a model may have another one for tools; empty without one."""
         if not self.has_chat_template:
@@ -251,13 +235,6 @@ class Tokenizer:
     def is_in_channels(self) -> bool:
         """Whether the model writes messages in channels."""
         return is_in_channels(self.added_tokens)
-
-    def reply_form(
-        self, prompt: str, tools: Sequence[Tool] = (), *, is_single: bool = False
-    ) -> ReplyForm | None:
-        """The form of the reply to a rendered dialogue; None for a model that writes nothing but text."""
-        known = {tool.name: tool for tool in tools}
-        return form_of(self.template(tools), self.added_tokens, prompt, known, is_single=is_single)
 
     @cached_property
     def added_tokens(self) -> Mapping[str, int]:
@@ -318,15 +295,13 @@ class Tokenizer:
             return str(self._tokenizer.decode(list(tokens), **options))
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text's UTF-8, which need be no whole character; a special one its name, an
-        id that stands for nothing no bytes."""
+        """What a token adds to the text's UTF-8, maybe part of a character; a special one adds its name."""
         with self._used():
             piece = self._tokenizer.convert_ids_to_tokens(token)
             return b"" if piece is None else self._piece_bytes(piece)
 
     def _piece_bytes(self, piece: str) -> bytes:
-        """What a token stands for, by how the vocabulary writes it; byte-level ones have names that are no
-        bytes, too."""
+        """What a token stands for, by how the vocabulary writes it; byte-level ones have other names, too."""
         if self._bytes:
             is_name = any(sign not in self._bytes for sign in piece)
             return piece.encode() if is_name else b"".join(self._bytes[sign] for sign in piece)
@@ -418,6 +393,17 @@ def _plain_folder(paths: Sequence[Path]) -> Iterator[Path]:
         yield Path(room)
 
 
+def _check_roles(messages: Messages, template: str) -> None:
+    """Raises `InputError` for a role that the template does not name, and so may leave out."""
+    for role in {message["role"] for message in messages} - ROLES:
+        is_named = f"'{role}'" in template or f'"{role}"' in template
+        if not is_named or (role == "tool" and "tool_responses" in names_in(template).fields):
+            raise InputError(
+                f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
+                "template does not have"
+            )
+
+
 def _hide_in(
     message: dict[str, Any], hidden: HiddenTokens, end: str, kept: Collection[str]
 ) -> dict[str, Any]:
@@ -437,8 +423,7 @@ def _is_looked_for(mark: str, template: str) -> bool:
 
 
 def _as_thinking(message: dict[str, Any]) -> dict[str, Any]:
-    """A message for a template that calls thoughts `thinking`, and takes either them or a text beside
-    calls."""
+    """A message for a template that calls thoughts `thinking`, and takes them or a text beside calls."""
     found = {name: value for name, value in message.items() if name != "reasoning_content"}
     if "reasoning_content" in message and not (found.get("tool_calls") and found["content"]):
         found["thinking"] = message["reasoning_content"]
@@ -462,7 +447,6 @@ class TextStream:
     ) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stop_strings)
-        self._longest_stop = max(map(len, self._stops), default=0)
         self._has_parts = form is not None
         form = form or ReplyForm(is_in_channels=tokenizer.is_in_channels)
         self._reader = form.reader()
@@ -526,9 +510,8 @@ class TextStream:
 
     def _flush(self) -> None:
         """What is pending; the bytes of half a character at its end are no text."""
-        rest = self._decoder.getstate()[0].decode(errors="replace")
-        self._decoder.reset()
-        if rest and rest != UNFINISHED:  # the decoder holds half a surrogate, too
+        rest = self._decoder.decode(b"", final=True)
+        if rest not in ("", UNFINISHED):  # the decoder holds half a surrogate, too
             self._read(rest)
 
     def _read(self, fresh: str, *, is_mark: bool = False) -> None:
@@ -547,7 +530,7 @@ class TextStream:
                 return
 
     def _grow(self, fresh: str) -> None:
-        searched = max(0, len(self.text) - self._longest_stop)
+        searched = max(0, len(self.text) - max(map(len, self._stops), default=0))
         self.text += fresh
         found = [at for stop in self._stops if (at := self.text.find(stop, searched)) >= 0]
         if found:
@@ -570,10 +553,6 @@ class Recommended:
     sampling: Mapping[str, float] = field(default_factory=dict)
     suppress_tokens: tuple[int, ...] = ()
     unsupported: tuple[str, ...] = ()
-
-    def with_suppressed(self, sampling: Sampling) -> Sampling:
-        """The same sampling, but that it never draws those tokens."""
-        return replace(sampling, suppress_tokens=self.suppress_tokens)
 
 
 def recommended(files: ModelFiles, config: Any) -> Recommended:

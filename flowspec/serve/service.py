@@ -19,7 +19,7 @@ from flowspec.llm import LLM
 from flowspec.model.chat_template import names_in
 from flowspec.model.grammar import check_grammar, check_library, library_version, rule_of
 from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
-from flowspec.model.reply.form import ReplyForm, format_of, thoughts_of
+from flowspec.model.reply.form import ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
@@ -214,7 +214,7 @@ class Service:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
         rendered = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
         ids = tuple(tokenizer.encode_rendered(rendered, bound))
-        form = tokenizer.reply_form(rendered.text, tools, is_single=use.is_single)
+        form = form_of(template, tokenizer.added_tokens, rendered.text, tools, is_single=use.is_single)
         if form is None:
             return ids, None, None
         is_closed = wanted.continues or (

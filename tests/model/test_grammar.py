@@ -152,10 +152,7 @@ def test_a_mask_is_what_can_still_become_a_text_of_the_language_and_else_the_end
         assert ids(masks, path) == may_follow(language, text), path
         assert masks.is_whole(path) == (text in language)
     # And what is asked there changes nothing of what is asked elsewhere.
-    language = LANGUAGES[spec]
-    masks = GrammarMasks(grammar(*spec), VOCABULARY)
-    paths = [path for path in paths_of(language) if len(path) <= 2]
-    for path in paths:
+    for path in filter(lambda path: len(path) <= 2, paths):
         allowed = may_follow(language, text_of(path))
         wrong = next(token for token in (4 + ord("z"), MARK, END, len(TEXTS)) if token not in allowed - {END})
         for gone in ((*path, wrong), (*path, wrong, 4 + ord("a"))):

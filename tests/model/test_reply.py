@@ -230,11 +230,11 @@ def test_a_format_is_recognised_and_a_prompt_may_open_thoughts() -> None:
     ):
         assert format_of(unread, ()) is None
     assert format_of("{{ messages }}", ["<|end|>"]) is None
-    assert form_of("{{ messages }}", ["<|end|>"], "hello", {}) is None
+    assert form_of("{{ messages }}", ["<|end|>"], "hello", ()) is None
     assert thoughts_of("{{ messages }}") is None
     template = "{{ '<think>' }}"
     for prompt, is_open in (("a<think>\n", True), ("a<think>\n\n</think>\n\n", False), ("a", False)):
-        found = form_of(template, (), prompt, {})
+        found = form_of(template, (), prompt, ())
         assert found is not None
         assert found.is_thinking is is_open
 
@@ -330,7 +330,7 @@ def test_any_number_of_tokens_at_a_time_gives_the_same(
     template: str, tokenizers: dict[str, Tokenizer]
 ) -> None:
     tokenizer = tokenizers[template]
-    form = tokenizer.reply_form("", OFFERED)
+    form = form_of(tokenizer.template(OFFERED), tokenizer.added_tokens, "", OFFERED)
     ids = tokenizer._tokenizer(REPLIES[template], add_special_tokens=False)["input_ids"]
 
     @given(st.sets(st.integers(0, len(ids))))
@@ -355,7 +355,8 @@ def test_any_number_of_tokens_at_a_time_gives_the_same(
 def test_the_only_call_ends_an_answer_with_the_token_that_ends_it(tokenizers: dict[str, Tokenizer]) -> None:
     tokenizer = tokenizers[QWEN3]
     ids = tokenizer._tokenizer(REPLIES[QWEN3], add_special_tokens=False)["input_ids"]
-    form = tokenizer.reply_form("", OFFERED, is_single=True)
+    template = tokenizer.template(OFFERED)
+    form = form_of(template, tokenizer.added_tokens, "", OFFERED, is_single=True)
     ends = [TextStream(tokenizer, (), form).stops_at(ids[:count]) for count in range(len(ids))]
     first = ends.index(True)
     assert all(ends[first:])

@@ -1,2 +1,1 @@
-"""What a model writes beside its answer's text: thoughts, and calls of tools, each in the format of its
-family."""
+"""What a model writes beside its answer's text, in its family's format: thoughts, and calls of tools."""

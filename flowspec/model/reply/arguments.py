@@ -73,8 +73,7 @@ def _undescribed(schema: Any, *, are_named: bool = False) -> Any:
 
 
 def xml_arguments(rules: Rules, schema: Schema) -> str:
-    """Each argument in tags with its name: a text as it is, up to the tag that closes it, and anything else
-    as JSON."""
+    """Each argument in tags with its name: a text as it is, up to the closing tag, anything else as JSON."""
     if unknown := schema.keys() - _OF_OBJECTS:
         raise InputError(
             f"of all arguments together, {min(unknown)!r:.40} is not obeyed in this model's format"

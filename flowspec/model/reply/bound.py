@@ -3,8 +3,7 @@ model writes, with free thoughts, in its own format. What it allows, the reader 
 calls that the schemas allow, or as such a text.
 
 A mark that is a token of its own is possible where the grammar names it, and nowhere else; one that the
-vocabulary spells with other tokens is a text like any other. No free text has a mark in it as a text, since
-it would be read as one.
+vocabulary spells with other tokens is a text like any other. No free text has one, which would be read as it.
 """
 
 from __future__ import annotations
@@ -136,8 +135,7 @@ def _call(rules: Rules, calls: CallFormat, tools: Sequence[Tool]) -> str:
 
 
 def _in_channels(rules: Rules, wanted: Wanted) -> str:
-    """Messages that are thoughts, and last a call or the text; where one has to be called no other text may
-    come first."""
+    """Messages that are thoughts, and last a call or the text; no text is first where one must be called."""
     text = rules.text()
 
     def message(channel: str, body: str) -> str:

@@ -1,6 +1,5 @@
 """Replies in channels (OpenAI's harmony format, GPT-OSS): messages between special tokens. Thoughts are in
-the channel `analysis`, calls where a message is for a function, and text is in `final`, or in `commentary`
-that is for nobody in particular."""
+`analysis`, text in `final`, or in `commentary` for nobody in particular, and calls are for a function."""
 
 from __future__ import annotations
 

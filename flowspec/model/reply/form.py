@@ -15,7 +15,7 @@ from flowspec.model.reply.arguments import Arguments, xml_arguments
 from flowspec.model.reply.channels import CHANNEL, CONSTRAIN, MESSAGE, ChannelReader
 from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.json_calls import read_named, read_objects
-from flowspec.model.reply.parts import Incoming, Kind, Part, Reading, Tools
+from flowspec.model.reply.parts import Incoming, Kind, Part, Reading, Tool, Tools
 from flowspec.model.reply.rules import Piece, Rules
 from flowspec.model.reply.xml_calls import read_xml
 
@@ -27,8 +27,7 @@ class CallFormat:
 
     `marks` begin a call; `read` reads on behind one. `others`: texts within calls that may be special tokens.
     `is_bare`: a call may also stand alone, where the reply begins. `is_last`: nothing may follow, for it
-    might be read as one more call. `id_chars`: a call's id has so many letters and digits, which the template
-    checks; 0: any.
+    might be read as one more call. `id_chars`: of a call's id, which the template checks; 0: any.
     """
 
     marks: tuple[str, ...]
@@ -276,10 +275,9 @@ def thoughts_of(template: str) -> Thoughts | None:
 
 
 def form_of(
-    template: str, vocabulary: Collection[str], prompt: str, tools: Tools, *, is_single: bool = False
+    template: str, vocabulary: Collection[str], prompt: str, tools: Sequence[Tool], *, is_single: bool = False
 ) -> ReplyForm | None:
-    """The form of the reply to a prompt (as text); None where it is text and nothing else. With tools,
-    `template` must be of a known format."""
+    """The form of the reply to a prompt (as text); None for text alone. That of tools must be known."""
     has_channels = is_in_channels(vocabulary)
     thoughts = None if has_channels else thoughts_of(template)
     if not (tools or thoughts or has_channels):
@@ -288,7 +286,7 @@ def form_of(
         thoughts=thoughts,
         is_thinking=thoughts is not None and prompt.rstrip().endswith(thoughts.begin),
         calls=format_of(template, vocabulary) if tools else None,
-        tools=tools,
+        tools={tool.name: tool for tool in tools},
         is_single=is_single,
         is_in_channels=has_channels,
     )

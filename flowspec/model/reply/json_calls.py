@@ -145,8 +145,7 @@ def read_named(reply: Incoming, mark: str, tools: Tools) -> Reading:
 
 
 def _call_of(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a whole object; None for one that is no call, or has a number that could not be
-    written as JSON again."""
+    """Name and arguments of a whole object; None for one that is no call, or could not be written again."""
     try:
         found = read_json(text, strict=False)
     except (ValueError, RecursionError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import string
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -77,9 +76,7 @@ class ToolCall:
 
 def new_call_id(chars: int = 0) -> str:
     """An id for a call: of so many letters and digits, or (0) as the API has them."""
-    if not chars:
-        return f"call_{secrets.token_hex(12)}"
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(chars))
+    return secrets.token_hex(chars)[:chars] if chars else f"call_{secrets.token_hex(12)}"
 
 
 def whole_characters(text: str) -> str:

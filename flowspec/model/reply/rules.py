@@ -19,8 +19,7 @@ Piece = str | tuple[str, ...]
 
 
 class Rules:
-    """`tokens` are the special tokens by their names: each of the `names` that is one is that token, and
-    nothing else."""
+    """Each of the `names` that is one of the special `tokens` is that token, and nothing else."""
 
     def __init__(self, tokens: Mapping[str, int], names: Iterable[str]) -> None:
         self._tokens = {name: tokens[name] for name in names if name in tokens}
@@ -60,8 +59,7 @@ class Rules:
     def text(
         self, without: Iterable[str] = (), *, least: int = 0, most: float = math.inf, first: str = ""
     ) -> str:
-        """Any text of so many characters, or that matches the expression `first`, that has none of these in
-        it."""
+        """Any text of so many characters, or of the expression `first`, that has none of these in it."""
         names = "|".join(_escaped(each) for each in dict.fromkeys(without))
         wanted = first or f"/(?s:.{{{least},{most if most < math.inf else ''}}})/"
         return self._named("T", f"{wanted} & ~/(?s:.*)({names})(?s:.*)/" if names else wanted)
