@@ -1,6 +1,5 @@
 """What computes: the CPU, or a GPU through torch and CUDA. The only file that asks `torch.cuda`; torch is
-imported where there is a GPU. Its part for GPUs is tested with a stand-in for `torch.cuda`; it ran on two
-servers' GPUs (docs/devices.md), and `flowspec doctor --accelerator` tests it on a board."""
+imported where there is a GPU. `flowspec doctor --accelerator` tests it on a board."""
 
 from __future__ import annotations
 
@@ -83,9 +82,8 @@ def accelerator_of(device: str) -> Accelerator:
 def compute_precisely() -> None:
     """Products of float32 in float32, and sums of 16-bit products, too.
 
-    TF32 has 10 bits where float32 has 23; NVIDIA's containers switch it on by an environment variable
-    (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). Of torch's settings for it this one works in all versions; where an
-    older and a newer one disagree, torch refuses to multiply. Partial sums in 16 bits are on by default.
+    NVIDIA's containers switch TF32 on (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE); of torch's settings this one works
+    in all versions. Partial sums in 16 bits are on by default.
     """
     torch = _torch()
     with warnings.catch_warnings():
@@ -141,7 +139,7 @@ class Accelerator:
     def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
         """What is to be had of it now; what torch keeps for later counts as free. Where it is the processor's
         memory, less what is `promised` to other processes (`memory_claims.py`), and by what the system says:
-        CUDA counts files in memory as taken, from which weights are read, and hardly anything as free."""
+        CUDA counts files in memory, from which weights are read, as taken."""
         if not self._cuda:
             return host_memory(promised=promised).available
         free, total = self._cuda.mem_get_info(self.device)
@@ -168,8 +166,7 @@ class Accelerator:
 
     def facts(self) -> dict[str, Any]:
         """What a report tells of it: versions, sizes, what it can do."""
-        found: dict[str, Any] = {"name": self.name, "total_bytes": self.total_bytes()}
-        found["threads"] = compiled.threads()
+        found = {"name": self.name, "total_bytes": self.total_bytes(), "threads": compiled.threads()}
         if not self._cuda:
             return found
         torch, cudnn = _torch(), _torch().backends.cudnn.version()

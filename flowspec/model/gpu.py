@@ -1,11 +1,10 @@
 """The engine of a GPU: torch computes a model's parts, layers as `plain.Layer` defines them, with torch's
 products and, where there are such, kernels of our own (`arithmetic/compiled_cuda.py`).
 
-torch's libraries choose a kernel by the number of rows at every size (seen on an H200, where a float32 row
-alone has other bits than among 16), so products are always of one number of rows, or of integers. int8: a row
-is written as two digits of seven bits (`rounding.py`), and digits are rows of one product of integers, whose
-order changes no bit. int4: torch's tinygemm kernel in bfloat16, on GPUs of compute capability 8.0 and newer
-(from the Orins on), else in float32, as what files pack.
+torch's libraries choose a kernel by the number of rows, so products are always of one number of rows, or of
+integers. int8: a row is two digits of seven bits (`rounding.py`), which are rows of one product of integers.
+int4: torch's tinygemm kernel in bfloat16, on GPUs of compute capability 8.0 and newer (from the Orins on),
+else in float32, as what files pack.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ log = logging.getLogger("flowspec.kernels")
 Tensor = torch.Tensor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 BLOCKS = {torch.float32: 32, torch.bfloat16: 64, torch.float16: 64}
-"""Rows that a GPU multiplies at once, no more and no fewer. So many take hardly longer than one, by the
-published speeds of Orins and of server GPUs: reading the weights takes as long."""
+"""Rows that a GPU multiplies at once, no more and no fewer: reading the weights takes as long."""
 WIDENED = 1024
 """Outputs whose weights are widened at once."""
 INTEGER_BLOCK, INTEGER_ROWS_MIN = 8, 32
@@ -66,8 +64,7 @@ def array_of(x: Tensor) -> npt.NDArray[Any]:
 
 
 def arithmetics_of(dtype: str, device: str) -> tuple[str, ...]:
-    """Those of a precision, the best first: bits of torch belong to its version and to what the GPU can do.
-    Raises `InputError` for a device that is unknown."""
+    """Of a precision, the best first. Raises `InputError` for a device that is unknown."""
     if dtype == "int8":
         return (DIGITS,)
     major, minor = accelerator_of(device).capability
@@ -305,11 +302,8 @@ class _Pass:
         return torch.cat(outputs)
 
     def convolve(self, inputs: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
-        found = (
-            plain.convolution(held, self._there(rows.line(len(taps))), taps, bias)
-            for rows, held in self._held(inputs)
-        )
-        return torch.cat([*found])
+        of_requests = [(held, self._there(rows.line(len(taps)))) for rows, held in self._held(inputs)]
+        return torch.cat([plain.convolution(*given, taps, bias) for given in of_requests])
 
     def sum_up(self, inputs: Tensor, mixer: DeltaRule, taps: Tensor, rates: Tensor) -> Tensor:
         outputs, layer = [], self._layer

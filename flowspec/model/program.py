@@ -136,8 +136,8 @@ def program_of(
 ) -> Program:
     """Of a layer that attends to keys and values of a `source`; its own go on from number `going`, if they
     do."""
-    assert spec.dense is not None, "there is an operation for everything"
-    mixer, program = spec.dense.mixer, _LayerMaker(parts, spec, how).make(going)
+    maker = _LayerMaker(parts, spec, how)
+    mixer, program = maker.dense.mixer, maker.make(going)
     program.source, program.view = source, (spec.window or None, mixer)
     if isinstance(mixer, DeltaRule):
         program.past = _LayerMaker(parts, spec, how).past(mixer)
@@ -319,10 +319,10 @@ class _LayerMaker(Maker):
         super().__init__(how)
         assert spec.dense is not None, "there is an operation for everything"
         self._parts: Mapping[str, Any] = parts
-        self._spec, self._dense = spec, spec.dense
+        self._spec, self.dense = spec, spec.dense
 
     def make(self, going: int | None) -> Program:
-        dense = self._dense
+        dense = self.dense
         norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
         hidden = self.register(norm.weights.size)
         self._end = 0  # the hidden state is the caller's
@@ -367,7 +367,7 @@ class _LayerMaker(Maker):
         return self.norm(source, self._parts[name]) if name else source
 
     def _added(self, hidden: View, source: View, name: str) -> None:
-        self.add("add", self._normed(source, name), hidden, factor=self._dense.added_scale)
+        self.add("add", self._normed(source, name), hidden, factor=self.dense.added_scale)
 
     def _joined(self, rows: View, name: str) -> View:
         """A token's embedding after this norm, then `rows`."""
@@ -385,7 +385,7 @@ class _LayerMaker(Maker):
     # -------------------------------------------------------------------------- attention, and in its place
 
     def _attention(self, rows: View, going: int | None) -> View:
-        spec, dense, width = self._spec, self._dense, self._spec.kv.width
+        spec, dense, width = self._spec, self.dense, self._spec.kv.width
         counts = spec.heads, spec.kv.count, spec.kv.count
         if "self_attn.qkv_proj" in self._parts:
             (joined,) = self._multiplied(rows, "self_attn.qkv_proj")
@@ -467,7 +467,7 @@ class _LayerMaker(Maker):
             gates, values = joined.split(joined.width // 2, joined.width // 2)
         else:
             gates, values = self._multiplied(rows, f"{name}.gate_proj", f"{name}.up_proj")
-        gated = self.gate(self._dense.activation, gates, values)
+        gated = self.gate(self.dense.activation, gates, values)
         return self._multiplied(gated, f"{name}.down_proj")[0]
 
     def _input(self, hidden: View) -> None:
@@ -485,7 +485,7 @@ class _LayerMaker(Maker):
         self.add("add", looked_up, projected, factor=table.factor)
         self.add("scale", projected, projected, factor=2.0**-0.5)
         (gates,) = self._multiplied(hidden, "per_layer_input_gate")
-        gated = self.gate(self._dense.activation, gates, projected)
+        gated = self.gate(self.dense.activation, gates, projected)
         (found,) = self._multiplied(gated, "per_layer_projection")
         self._added(hidden, found, "post_per_layer_input_norm")
 
@@ -498,7 +498,7 @@ class _LayerMaker(Maker):
         sorted_rows = self.add("gather", rows, self.register(rows.width))
         joined = self.multiply_each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
         gates, values = joined.split(joined.width // 2, joined.width // 2)
-        gated = self.gate(self._dense.activation, gates, values, cap=mixture.limit, factor=mixture.slope)
+        gated = self.gate(self.dense.activation, gates, values, cap=mixture.limit, factor=mixture.slope)
         found = self.multiply_each(gated, self._parts[f"{name}experts.down_proj"])
         self._spread = 1
         mixed = self.add("mix", found, self.register(rows.width))

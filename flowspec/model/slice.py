@@ -101,9 +101,8 @@ class Slice:
         cache: str = CACHE_AUTO,
     ) -> Slice:
         """Reads just this slice's tensors, of quantised matrices what `store` lacks; what is `kept` of
-        another slice is taken over. `arithmetic` is of its linear layers (empty: the best that the device
-        has), `cache` one of `precision.CACHES`. Raises `InputError` for a model that cannot be used or is
-        incomplete, and where the device lacks the arithmetic."""
+        another slice is taken over. `arithmetic` and `cache` as for `engine_of` and `precision.cached_as`.
+        Raises `InputError` for a model that is incomplete, and where the device lacks the arithmetic."""
         spec = files.spec
         engine = engine_of(dtype, device, spec.norm, arithmetic)
         parts = load_parts(spec, span, files.tensors(), dtype, engine, progress, store, kept)

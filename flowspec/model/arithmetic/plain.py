@@ -1,14 +1,11 @@
 """What the canonical arithmetic is: each operation written in steps that IEEE 754 fixes bit by bit.
 
-A multiplication, an addition, a division or a root of one number has one right result, on any processor. What
-differs between processors, threads and batches is the order of sums, and functions such as `exp`, which
-libraries compute in more than one way. So sums are written out here (in halves, or one after another in
-blocks of positions), and functions as polynomials. These are the definitions; `canonical.c` and
-`canonical.cu` give the same bits in less time. Those of products of matrices, which nothing computes by, are
-in `tests/model/defined_products.py`.
+What differs between processors, threads and batches is the order of sums, and functions such as `exp`. So
+sums are written out here (in halves, or one after another in blocks of positions), and functions as
+polynomials; `canonical.c` and `canonical.cu` give the same bits in less time. Definitions of products of
+matrices are in `tests/model/defined_products.py`.
 
-All is in float32, whatever the dtype of what is given: float16 and bfloat16 are widened without a rounding.
-Arrays are numpy's, or torch's tensors.
+All is in float32, whatever the dtype of what is given. Arrays are numpy's, or torch's tensors.
 """
 
 from __future__ import annotations
@@ -64,8 +61,7 @@ _COS = (
 
 
 def halves_sum(terms: Array) -> Array:
-    """Sums over the last dimension, filled up with zeros to a power of two: the two halves, then the halves
-    of that, ..."""
+    """Of the last dimension, filled up with zeros to a power of two: of the halves, then of that sum's."""
     room = 1 << (terms.shape[-1] - 1).bit_length()
     terms = fill_up(terms, room)
     while room > 1:
@@ -191,9 +187,8 @@ def angles(positions: Array, frequencies: Array, scale: float, dtype: Any) -> tu
 
 
 def turned(x: Array, cosine: Array, sine: Array) -> Array:
-    """`[rows, heads, width]` of that shape, each number turned with the one that is half of `turned` away,
-    from `cosine` and `sine` `[1, rows, turned]`; what is wider than that stays. Each step is rounded to the
-    dtype."""
+    """`[rows, heads, width]`, each number turned with the one half of `turned` away, by `cosine` and `sine`
+    `[1, rows, turned]`; what is wider than that stays. Each step is rounded to the dtype."""
     xp, width = namespace(x), cosine.shape[-1]
     own, first, second = x[..., :width], x[..., : width // 2], x[..., width // 2 : width]
     across = xp.concatenate([-second, first], -1) * sine[0][:, None]
@@ -219,11 +214,8 @@ def packed_rows(form: Form, panels: Array, ids: Array) -> Array:
 
 
 def levels(x: Array) -> tuple[Array, Array]:
-    """Float32 `[..., width]` as levels, int8 of that shape, and the steps between them, float32 `[..., width
-    / 32]`: each 32 numbers are rounded together.
-
-    A group with what is no number, or infinite, has a step that is no number, so that it shows.
-    """
+    """Float32 `[..., width]` as int8 levels of that shape, and for each 32 the step between them, float32
+    `[..., width / 32]`: no number for a group that has one that is none or infinite."""
     xp, shape = namespace(x), x.shape[:-1]
     groups = fill_up(x, GROUP).reshape(*shape, -(-x.shape[-1] // GROUP), GROUP)
     peak = xp.amax(xp.abs(groups), -1)
@@ -265,12 +257,9 @@ def store(places: Array, keys: Array, values: Array, held: Held) -> None:
 def attention(
     queries: Array, held: Held, paths: Array, scale: float, cap: float = 0.0, sinks: Array | None = None
 ) -> Array:
-    """`[rows, heads, width]` from queries of that shape, in their dtype.
-
-    `paths` `[rows, positions]` int64: the slot of the key that a row sees at a position, -1 where it sees
-    none. Scores are bounded by a `cap`. `sinks` `[heads]` float32: a score of each head that takes part in
-    the greatest and in what is divided by, where its share is added last; it has no value.
-    """
+    """`[rows, heads, width]` from queries of that shape, in their dtype. `paths` `[rows, positions]` int64:
+    the slot of the key that a row sees at a position, or -1. Scores are bounded by a `cap`. `sinks` `[heads]`
+    float32: a score of each head without a value, whose share is added last to what is divided by."""
     xp, (rows, heads, width), (keys, values, steps) = namespace(queries), queries.shape, held
     if steps is not None:
         keys, values = of_levels(keys, steps[0]), of_levels(values, steps[1])
@@ -314,12 +303,9 @@ def attention(
 
 
 def convolution(held: Array, lines: Array, taps: Array, bias: Array | None = None) -> Array:
-    """A causal convolution of each channel alone, float32 `[rows, width]`.
-
-    A row's inputs, the oldest first and its own last, are those `held` `[slots, width]` in the slots `lines`
-    `[rows, length]`, zeros for -1, where the text has not begun. Their products with `taps` `[length, width]`
-    are added one after another, and then the `bias` `[width]`, both float32.
-    """
+    """A causal convolution of each channel alone, float32 `[rows, width]`: of inputs `held` `[slots, width]`
+    in a row's slots `lines` `[rows, length]`, its own last, zeros for -1. Their products with `taps`
+    `[length, width]` are added one after another, then the `bias` `[width]`, both float32."""
     xp = namespace(held)
     inputs = xp.where(lines[..., None] < 0, 0.0, cast(held[xp.clip(lines, 0, None)], "float32"))
     total = inputs[:, 0] * taps[0]
@@ -329,9 +315,8 @@ def convolution(held: Array, lines: Array, taps: Array, bias: Array | None = Non
 
 
 def delta_rows(mixer: DeltaRule, held: Array, lines: Array, taps: Array, rates: Array) -> tuple[Array, ...]:
-    """Queries, keys, values, decays and shares of `delta_rule`, of rows whose inputs, and those before them,
-    are `held` `[slots, width]` in `lines` `[rows, length]`. `rates`: how fast each head's state fades, then
-    what is added to its rate."""
+    """Queries, keys, values, decays and shares of `delta_rule`, of inputs as `convolution` takes them.
+    `rates`: how fast each head's state fades, then what is added to its rate."""
     keys, heads, dtype = mixer.key_numbers, mixer.heads, held.dtype
     width = 2 * keys + mixer.value_numbers
     mixed = cast(convolution(held[:, :width], lines, taps), dtype)
@@ -351,12 +336,7 @@ def delta_rule(of_rows: Sequence[Array], states: Array, steps: Array) -> Array:
     Of rows, float32: queries and keys `[rows, key_heads, key_width]`, values `[rows, heads, value_width]`,
     decays and shares `[rows, heads]`; a key head is that of `heads / key_heads` heads in a row. `states`
     `[places, heads, key_width, value_width]` float32 are changed in place. `steps` `[count, 4]` int32, on the
-    CPU, are done one after another: a row, the place of the state before, the place of the state after (which
-    may be the same), and the output, -1 for none.
-
-    A step lets the state decay and looks up its key there. What it finds is taken from the value, and that
-    difference's share is added where the key points. Then the query is looked up. To look up is to sum over
-    the key's width, in halves.
+    CPU, are done one after another: a row, the places of the state before and after, and the output or -1.
     """
     queries, keys, values, decays, shares = of_rows
     queries, keys = (repeat(each, values.shape[1] // each.shape[1], 1) for each in (queries, keys))
