@@ -149,6 +149,7 @@ def without_cuts(
 
 
 def _unused(text: str) -> Iterator[int]:
-    """Code points of private characters that a text has not."""
+    """Code points of private characters that a text has not; raises `InputError` behind the last."""
     used = set(map(ord, set(text)))
-    return (code for code in _PRIVATE if code not in used)
+    yield from (code for code in _PRIVATE if code not in used)
+    raise InputError("expected a text without some private character (U+100000 on), got all of them")

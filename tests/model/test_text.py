@@ -627,6 +627,9 @@ def test_templates_that_write_ascii_and_tokenizers_that_join_cuts() -> None:
     text = json.dumps(hidden.hide("a <|x|>"))
     assert "<|x|>" not in text
     assert hidden.rendered(text).readable() == '"a <|x|>"'
+    all_private = "".join(map(chr, range(0x100000, 0x10FFFE))) + "<|x|>"
+    with pytest.raises(InputError, match="private characters"):
+        HiddenTokens(["<|x|>"], all_private).hide(all_private)
     with pytest.raises(InputError, match="'ab' has the text of a special token of this model"):
         without_cuts([1, 2], [(0, 2), (2, 3)], "a!b", "!")
     assert without_cuts([1, 2, 2, 3], [(0, 1), (1, 2), (1, 2), (2, 3)], "a!b", "!") == [1, 3]

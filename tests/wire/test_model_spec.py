@@ -168,7 +168,7 @@ HOSTILE: list[tuple[str, dict[Path, Any], str]] = [
     ("qwen3.5", {RULE: None}, "inputs: expected none"),
     ("qwen3", {(*LAYER, "inputs"): 64}, "inputs: expected none"),
     ("qwen3", {(*LAYER, "state"): 64}, "inputs: expected none"),
-    ("qwen3.5", {(*RULE, "length"): 3, (*LAYER, "window"): 3}, "mixer: expected one delta rule"),
+    ("qwen3.5", {(*RULE, "length"): 3, (*LAYER, "window"): 3}, "mixer: expected the same"),
     ("qwen3", {(*DENSE, "embedding_norm"): "input_layernorm"}, "spec: expected layers of a model"),
     ("qwen3", {(*DENSE, "has_entry"): True}, "spec: expected layers of a model"),
     ("lfm2", {(*DENSE, "mixer:convolution", "length"): 0}, "length: expected 1 or more"),
