@@ -54,7 +54,7 @@ def spec_of(config: Any) -> ModelSpec:
             rotaries=_rotaries(config, family),
             layers=tuple(_layers(config, family)),
         )
-    except ValueError as error:
+    except (OverflowError, TypeError, ValueError) as error:
         raise InputError(f"the model's config: {error}; correct it, or give another model") from None
 
 
@@ -182,10 +182,10 @@ def _mixture(config: Any, family: Family, layer: int) -> Mixture | None:
         neurons=neurons,
         shared_neurons=shared_neurons or shared * neurons,
         has_biases=family.joins_experts,
-        is_normed=is_gated or bool(getattr(config, "norm_topk_prob", True)),  # Qwen3.5: always
-        factor=float(getattr(config, "routed_scaling_factor", 1)),
-        groups=getattr(config, "n_group", 1),
-        open=getattr(config, "topk_group", 1),
+        is_normed=is_gated or not hasattr(type(config), "norm_topk_prob") or bool(config.norm_topk_prob),
+        factor=float(_known(config, "routed_scaling_factor") or 1),
+        groups=_known(config, "n_group") or 1,
+        open=_known(config, "topk_group") or 1,
         has_shared=is_gated or shared > 0,
         is_shared_gated=is_gated,
         is_parallel=is_parallel,
