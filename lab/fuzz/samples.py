@@ -118,8 +118,8 @@ _ATTENDING = LayerSpec(heads=4, kv=_KV, source=0, dense=_DENSE)
 _KINDS = (
     replace(_ATTENDING, window=64),
     replace(_ATTENDING, dense=replace(_DENSE, mixture=_MIXTURE)),
-    replace(_ATTENDING, inputs=8, window=3, dense=replace(_DENSE, mixer=Convolution(length=3))),
     replace(_ATTENDING, inputs=_RULE.inputs, state=32, window=3, dense=replace(_DENSE, mixer=_RULE)),
+    replace(_ATTENDING, inputs=8, window=3, dense=replace(_DENSE, mixer=Convolution(length=3))),
 )
 _SPEC = ModelSpec(
     family="llama",
@@ -128,8 +128,9 @@ _SPEC = ModelSpec(
     context_max=512,
     is_tied=False,
     rotaries=(Rotary(frequencies=(1.0, 0.5)),),
-    layers=tuple(replace(kind, source=place) for place, kind in enumerate(_KINDS * 2)),
+    layers=tuple(replace(kind, source=place) for place, kind in enumerate((_KINDS[:3] * 3)[:8])),
 )
+_OTHER_SPEC = replace(_SPEC, layers=tuple(replace(_KINDS[place % 2 * 3], source=place) for place in range(8)))
 _ASSIGN: dict[str, Any] = {
     "model": "owner/name",
     "fingerprint": _DIGEST[:32],
@@ -161,6 +162,7 @@ MESSAGES: tuple[Message, ...] = (
         next_name="",
         captures=(2, 4, 8),
         sliding_window=SlidingWindow(tokens=512),
+        spec=_OTHER_SPEC,
     ),
     Assign(
         **{**_ASSIGN, "stages": 1},

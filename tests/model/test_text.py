@@ -628,7 +628,7 @@ def test_templates_that_write_ascii_and_tokenizers_that_join_cuts() -> None:
     assert "<|x|>" not in text
     assert hidden.rendered(text).readable() == '"a <|x|>"'
     all_private = "".join(map(chr, range(0x100000, 0x10FFFE))) + "<|x|>"
-    with pytest.raises(InputError, match="private characters"):
+    with pytest.raises(InputError, match="private character"):
         HiddenTokens(["<|x|>"], all_private).hide(all_private)
     with pytest.raises(InputError, match="'ab' has the text of a special token of this model"):
         without_cuts([1, 2], [(0, 2), (2, 3)], "a!b", "!")

@@ -98,8 +98,8 @@ NOTE = Tool(
         "additionalProperties": False,
     },
 )
-FORM = form_of("<tool_call>", MARKS, "", {NOTE.name: NOTE})
-THINKING = form_of("<think>", (), "", {})
+FORM = form_of("<tool_call>", MARKS, "", [NOTE])
+THINKING = form_of("<think>", (), "", ())
 
 
 def document(ends: tuple[int, ...], text: str = json.dumps(SCHEMA)) -> Sampling:

@@ -109,9 +109,9 @@ def test_a_probe_of_this_machine_measures_the_kernels_of_packed_weights_that_wer
     assert [each.dtype for each in told] == ["int4", "gguf"]
     right = Cpu.rows
 
-    def slowed(self: Cpu, inputs: int, *, linear: Linear | None = None, **others: Any) -> RowsFunction:
+    def slowed(self: Cpu, *, linear: Linear | None = None, **others: Any) -> RowsFunction:
         is_packed = linear is not None and isinstance(linear.matrices[0], Packed)
-        run = right(self, inputs, linear=linear, **others)
+        run = right(self, linear=linear, **others)
         return (lambda rows: time.sleep(0.5)) if is_packed else run
 
     monkeypatch.setattr(Cpu, "rows", slowed)
