@@ -9,6 +9,7 @@ answer gets the error, and nothing hangs.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
@@ -183,7 +184,7 @@ class Head:
         self._core_s = 0.0
         self._inbox: deque[tuple[HeadEvent, TokenStream | None]] = deque()
         self._answers: dict[int, TokenStream] = {}
-        self._stopping = False
+        self._stopping = self._is_over = False
         self._failure: FlowSpecError | None = None
         self._requests_begun = 0
         self._numbers = itertools.count(1)
@@ -354,6 +355,8 @@ class Head:
         assert not self._stopping, "the head is closed"
         self._inbox.append((event, answer))
         self._wake.set()
+        if self._is_over:
+            self._refuse_asked()
 
     # ------------------------------------------------------------------------------------------- the thread
 
@@ -387,6 +390,8 @@ class Head:
             self._keep()
         finally:
             self._end_answers(ClusterError("the head is closed"))
+            self._is_over = True  # who asks from here on sees it, or is seen in the inbox
+            self._refuse_asked()
             self._disconnect()
 
     def _turn(self) -> None:
@@ -492,11 +497,16 @@ class Head:
         self._failure = error
         self._end_answers(error)
         while not self._stopping:
-            while self._inbox:
-                _, unanswered = self._inbox.popleft()
-                if unanswered is not None:
-                    unanswered.items.put(error)
+            self._refuse_asked()
             time.sleep(0.05)
+
+    def _refuse_asked(self) -> None:
+        """Ends answers that are asked for where none is begun any more."""
+        with contextlib.suppress(IndexError):  # the inbox is empty
+            while True:
+                _, answer = self._inbox.popleft()
+                if answer is not None:
+                    answer.items.put(self._failure or ClusterError("the head is closed"))
 
     def _begin(self, event: HeadEvent, answer: TokenStream | None, now_s: float) -> None:
         if answer is not None:

@@ -203,6 +203,12 @@ def test_scores_of_the_largest_gemmas_and_contexts_of_longrope_are_theirs(tmp_pa
     assert context_max(ModelFiles(str(convert(folder, tmp_path / "l.gguf"))).config()) == 512
 
 
+def test_a_file_that_lacks_a_layer_is_refused_by_a_tensors_name(llama: Path, tmp_path: Path) -> None:
+    path = convert(llama, tmp_path / "m.gguf", metadata={"llama.block_count": 40})
+    with pytest.raises(InputError, match=r"has no tensor model\.layers\.\d+"):
+        Slice.load(ModelFiles(str(path)), Span(first=30, end=40, count=40), "gguf")
+
+
 @pytest.mark.parametrize(("name", "metadata", "message"), DATA["refused"])
 def test_what_is_not_supported_is_refused_before_a_weight_is_read(
     name: str,

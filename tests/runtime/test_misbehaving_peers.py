@@ -318,3 +318,13 @@ def test_a_broken_process_leaves_in_its_log_where_it_was(folder: Path) -> None:
     text = "".join(daemon.lines)
     assert "Fatal Python error: Illegal instruction" in text
     assert "in _turn" in text
+
+
+def test_an_answer_that_is_asked_for_as_the_head_ends_gets_an_error(
+    alone: Callable[..., LocalDaemon], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Head(plan_for(folder, [alone()])) as head:
+        monkeypatch.setattr(head, "_meanwhile", lambda: True)  # nobody looks at what is asked
+        asked = submit(head)
+    with pytest.raises(ClusterError, match="the head is closed"):
+        tokens_of(asked)

@@ -154,12 +154,15 @@ class GgufTensors(Tensors):
     def files_of(self, name: str) -> tuple[str, ...]:
         return (self._places[name].tensor if name in self._places else name,)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        place = self._places.get(name)
-        if place is None:
+    def _place(self, name: str) -> _Place:
+        if name not in self._places:
             raise InputError(
                 f"model {self.model!r} has no tensor {name}; the file may be incomplete or of another family"
             )
+        return self._places[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        place = self._place(name)
         shape = self._tensor(place.tensor).shape
         if place.tensor.endswith(_CONVOLUTIONS):
             return (shape[0], 1, *shape[1:])
@@ -184,7 +187,7 @@ class GgufTensors(Tensors):
         return found
 
     def rows(self, name: str, first: int, end: int) -> Numbers:
-        shape, place = self.shape(name), self._places[name]
+        shape, place = self.shape(name), self._place(name)
         tensor = self._tensor(place.tensor)
         if len(shape) == 1:
             numbers = tensor.numbers() if place.part is None else tensor.numbers()[place.part]
@@ -199,21 +202,21 @@ class GgufTensors(Tensors):
         return levels_of(self.form(name), self._packed_rows(name, first, end), self.shape(name)[1])
 
     def form(self, name: str) -> str:
-        return ROUNDED_ANEW if self.is_rounded_anew(name) else self._tensor(self._places[name].tensor).form
+        return ROUNDED_ANEW if self.is_rounded_anew(name) else self._tensor(self._place(name).tensor).form
 
     def is_rounded_anew(self, name: str) -> bool:
         """Small matrices, by which layers multiply in packed form even where the file does not pack them."""
-        tensor = self._tensor(self._places[name].tensor)
+        tensor = self._tensor(self._place(name).tensor)
         return not tensor.form and any(map(tensor.name.__contains__, SMALL))
 
     def input_order(self, name: str) -> I64 | None:
-        inputs = self._conversion.input_order(self._places[name].tensor)
+        inputs = self._conversion.input_order(self._place(name).tensor)
         return None if inputs is None or self.is_rounded_anew(name) else inputs.argsort()
 
     def _packed_rows(self, name: str, first: int, end: int) -> Octets:
         """What was done to a matrix is an order of its rows, for which it need not be unpacked. The file is
         mapped anew each time, since pages that were read count as this process's until a map is dropped."""
-        place, count = self._places[name], self.shape(name)[0]
+        place, count = self._place(name), self.shape(name)[0]
         tensor, part = self._tensor(place.tensor), place.part or 0
         order = self._conversion.undone(np.arange(count)[:, None], place.tensor)[first:end, 0]
         packed = tensor.packed()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from flowspec.runtime.security.keyring import Keyring
 from lab.checks.intrusion import try_everything
 from lab.checks.wiretap import Wiretap, play
 from lab.plain_model import PlainModel
-from tests.runtime.clusters import drafter_for, plain, plan_for, submit, tokens_of
+from tests.runtime.clusters import WAIT_S, drafter_for, plain, plan_for, submit, tokens_of
 
 STAGES = 3
 
@@ -59,10 +60,13 @@ def test_a_drafter_is_spoken_to_in_secret_too(
         drafters=[drafter_for(folder, drafter)],
         keys=keys,
     ) as head:
-        answer = submit(head)
-        assert tokens_of(answer) == plain(reference)
-        assert answer.end is not None
-        assert answer.end.statistics["draft_passes"] > 0
+        drafted, ended_s = 0, time.monotonic() + WAIT_S
+        while not drafted and time.monotonic() < ended_s:  # a busy machine may be done before it drafts
+            answer = submit(head)
+            assert tokens_of(answer) == plain(reference)
+            assert answer.end is not None
+            drafted = answer.end.statistics["draft_passes"]
+        assert drafted
 
 
 def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(
