@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ TOY_TOLD = (
 )
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 _SAMPLE_BYTES = 1 << 16
+_KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+"""In words, what transformers expects a field to be."""
 
 
 def bundled_folder(name: str) -> Path:
@@ -237,6 +240,10 @@ class ModelFiles:
         except Exception as error:  # noqa: BLE001 - transformers lets out whatever it meets in a broken file
             # Some of these errors say what is wrong on their second line.
             line = first_line(ValueError(" ".join(str(error).split())))
+            line = re.sub(r"^Class validation error for validator '\w+': \w+: ", "", line)
+            if field := re.search(r"[Ff]ield '(\w+)' expected (\w+),", line):
+                expected = _KINDS.get(field[2], field[2])
+                line = f"{field[1]}: expected {expected}, got {self.raw_config().get(field[1])!r:.80}"
             raise InputError(f"cannot read the {name} of {self.model!r}: {line}") from None
 
     @functools.cached_property
@@ -244,7 +251,7 @@ class ModelFiles:
         """What the model computes. Raises `InputError` for what is not supported."""
         config = self.config()
         family_of(config, self.model)
-        return spec_of(config)
+        return spec_of(config, f"{self.gguf or self.path('config.json')}")
 
     def file_map(self) -> dict[str, str]:
         """Tensor name -> file name, by the names that safetensors files have."""

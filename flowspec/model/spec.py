@@ -30,8 +30,9 @@ ACTIVATIONS: Mapping[str, Activation] = {
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def spec_of(config: Any) -> ModelSpec:
-    """Raises `InputError` for a function that is not computed, and for fields that do not fit together."""
+def spec_of(config: Any, source: str = "the model's config") -> ModelSpec:
+    """Raises `InputError`, which names the `source`, for a function that is not computed, and for fields that
+    do not fit together."""
     family = FAMILIES[type(config).model_type]
     scale = _field(config, "embedding_multiplier", 1)
     if family.is_embedding_scaled:
@@ -55,7 +56,7 @@ def spec_of(config: Any) -> ModelSpec:
             layers=tuple(_layers(config, family)),
         )
     except (OverflowError, TypeError, ValueError) as error:
-        raise InputError(f"the model's config: {error}; correct it, or give another model") from None
+        raise InputError(f"{source}: {error}; correct it, or give another model") from None
 
 
 def _field(config: Any, name: str, default: Any = 0) -> Any:
@@ -111,20 +112,22 @@ def _rotaries(config: Any, family: Family) -> tuple[Rotary, ...]:
 
 def _dense(config: Any, family: Family, layer: int, kind: str, heads: Heads, *, is_own: bool) -> Dense:
     """`is_own`: the layer has keys and values of its own."""
-    activation = _field(config, "hidden_activation", getattr(config, "hidden_act", None))
-    activation = family.dense.get("activation", activation)
+    field = "hidden_activation" if _field(config, "hidden_activation") else "hidden_act"
+    activation = family.dense.get("activation", getattr(config, field, None))
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise InputError(f"the model's layers apply {activation!r:.80}, but FlowSpec computes {known}")
+        raise ValueError(f"{field}: expected {', '.join(ACTIVATIONS)}, got {activation!r:.80}")
     scale = _field(config, "query_pre_attn_scalar", max(1, heads.width)) ** -0.5
     is_double = _field(config, "use_double_wide_mlp") and not is_own
+    mixture, neurons = _mixture(config, family, layer), _mlp_width(config)
+    if mixture is None and not neurons:
+        raise ValueError("intermediate_size: expected a number from 1, got 0")
     fields = {
         "scale": float(_field(config, "attention_multiplier", scale)),
-        "neurons": _mlp_width(config) * (2 if is_double else 1),
+        "neurons": neurons * (2 if is_double else 1),
         "is_turned": _field(config, "no_rope_layers", [])[layer : layer + 1] != [0],
         "has_values": not (_field(config, "attention_k_eq_v") and kind == FULL),
         "mixer": _mixer(config, kind),
-        "mixture": _mixture(config, family, layer),
+        "mixture": mixture,
         "biases": _biases(config, family),
         "cap": float(_field(config, "attn_logit_softcapping")),
         "clip": float(_field(config, "clip_qkv")),
@@ -170,9 +173,10 @@ def _mixture(config: Any, family: Family, layer: int) -> Mixture | None:
     if is_dense or not family.stacked or not experts_of(config):
         return None
     is_parallel = bool(_field(config, "enable_moe_block"))
-    neurons = _known(config, "moe_intermediate_size")
-    if neurons is False:
-        neurons = config.intermediate_size
+    has_own = hasattr(type(config), "moe_intermediate_size")
+    field = "moe_intermediate_size" if has_own else "intermediate_size"
+    if not (neurons := _field(config, field)):
+        raise ValueError(f"{field}: expected a number from 1, got 0")
     shared_neurons = _field(config, "shared_expert_intermediate_size")
     is_gated, shared = shared_neurons > 0, _field(config, "n_shared_experts")
     return Mixture(

@@ -43,7 +43,8 @@ _SIZES: dict[int, tuple[str, ...]] = {
 _MOST = {name: most for most, names in _SIZES.items() for name in names}
 """The largest values of what is multiplied into memory, ten times and more above any model known."""
 _ABOVE_ZERO = (
-    *("hidden_size", "num_attention_heads", "query_pre_attn_scalar", "rms_norm_eps", "norm_eps"),
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"),
+    *("head_dim", "global_head_dim", "query_pre_attn_scalar", "rms_norm_eps", "norm_eps"),
     *("logits_scaling", "rope_theta", "factor", "clip_qkv", "swiglu_alpha", "swiglu_limit"),
     *("original_max_position_embeddings", "conv_L_cache", "linear_conv_kernel_dim"),
     *("block_multiple_of", "block_ffn_dim_multiplier", "decoder_sparse_step", "full_attention_interval"),
@@ -53,6 +54,8 @@ FLOAT_MAX = 1e15
 """The farthest that anything else may be from 0; products of two are far below float32's largest."""
 EXPERTS_MAX = limits.TENSORS_MAX // 3
 """Of all layers together: a checkpoint has at least three tensors of each."""
+_TABLES = (*QUANTISED, "rope_parameters", "rope_scaling")
+"""Fields that hold one, or nothing."""
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
 whole batch."""
@@ -91,6 +94,9 @@ def check_config(raw: dict[str, Any], path: Path) -> None:
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
         raise InputError(f"{path}: architectures: expected a list of names, got {architectures!r:.80}")
+    for name in _TABLES:
+        if not isinstance(raw.get(name), dict | None):
+            raise InputError(f"{path}: {name}: expected a table, got {raw[name]!r:.80}")
     rest: list[tuple[str, Any]] = list(raw.items())
     while rest:
         name, value = rest.pop()
@@ -105,12 +111,15 @@ def check_config(raw: dict[str, Any], path: Path) -> None:
 def _expected(name: str, value: Any) -> str:
     """What a field that has no such value may have; empty where it may."""
     is_number = type(value) in (int, float)
-    if name in _MOST and value is not None and not (type(value) is int and 0 <= value <= _MOST[name]):
-        return f"a number up to {_MOST[name]}"
+    least = int(name in _ABOVE_ZERO)
+    if name in _MOST and value is not None and not (type(value) is int and least <= value <= _MOST[name]):
+        return f"a whole number from {least} to {_MOST[name]}"
+    if name in ("head_dim", "global_head_dim") and value is not None and value % 2:
+        return "an even number, since position embeddings turn pairs"
     if isinstance(value, int) and abs(value) > limits.ID_MAX:
-        return f"a number up to {limits.ID_MAX}"
+        return f"a number from {-limits.ID_MAX} to {limits.ID_MAX}"
     if isinstance(value, float) and not abs(value) <= FLOAT_MAX:
-        return f"a number up to {FLOAT_MAX:g}"
+        return f"a number from {-FLOAT_MAX:g} to {FLOAT_MAX:g}"
     if name in _ABOVE_ZERO and value is not None and not (is_number and value > 0):
         return "a number above 0"
     return ""

@@ -33,7 +33,9 @@ from flowspec.model.spec import context_max
 from flowspec.model.support import family_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.model.weights import Span
+from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
+from flowspec.runtime.planning.plan_inputs import model_weights
 from tests.ggufs import PLAIN, SHAPES, WIDE, convert, make
 from tests.model.slices import load_stages, logits_of
 from tests.nightly import NIGHT, nightly
@@ -206,7 +208,9 @@ def test_scores_of_the_largest_gemmas_and_contexts_of_longrope_are_theirs(tmp_pa
 def test_a_file_that_lacks_a_layer_is_refused_by_a_tensors_name(llama: Path, tmp_path: Path) -> None:
     path = convert(llama, tmp_path / "m.gguf", metadata={"llama.block_count": 40})
     with pytest.raises(InputError, match=r"has no tensor model\.layers\.\d+"):
-        Slice.load(ModelFiles(str(path)), Span(first=30, end=40, count=40), "gguf")
+        Slice.load(files := ModelFiles(str(path)), Span(first=30, end=40, count=40), "gguf")
+    with pytest.raises(InputError, match="block_count: expected as many layers as are in its files, got 40"):
+        model_weights(files, shape_of(files.spec, "m"))
 
 
 @pytest.mark.parametrize(("name", "metadata", "message"), DATA["refused"])

@@ -37,7 +37,7 @@ FIELDS = {
 }
 """Entries that files have, by the names of config.json."""
 _KINDS = {
-    "block_count": count_where(f"a number up to {limits.LAYERS_MAX}", limits.LAYERS_MAX.__ge__),
+    "block_count": count_where(f"a whole number from 1 to {limits.LAYERS_MAX}", limits.LAYERS_MAX.__ge__),
     "attention.layer_norm_rms_epsilon": NUMBER,
 }
 """Of those that are no whole numbers of any size."""

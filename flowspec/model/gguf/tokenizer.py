@@ -56,6 +56,8 @@ class _Vocabulary:
         count = len(self.tokens)
         known = Kind(f"a token below {count}", lambda value: type(value) is int and 0 <= value < count)
         token = self.stated.take(f"{name}_token_id", default, known)
+        if token is not None and token >= count:  # the default
+            self.stated.refuse("tokens", f"{token + 1} or more, or a {name}_token_id", f"{count}")
         return None if token is None else self.tokens[token]
 
     def added(self) -> list[AddedToken]:

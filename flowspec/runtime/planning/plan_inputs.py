@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from flowspec.draft.choosing import published_acceptance
 from flowspec.draft.kinds import WITHOUT_TENSORS, find_drafter, is_sketch, sketched
+from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
 from flowspec.model.layer_by_layer import TABLE
@@ -44,6 +45,12 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
             table = tensors.element_count(name)
         else:
             layers[layer] += tensors.element_count(name)
+    if lacking := {*range(shape.layers)} - layers.keys():
+        stated = "block_count" if files.gguf else "num_hidden_layers"
+        raise InputError(
+            f"model {files.model!r}: {stated}: expected as many layers as are in its files, got "
+            f"{shape.layers}; layer {min(lacking)} is not there; fetch or convert the model again"
+        )
     known = weights_of(shape)
     embedding = others["embed_tokens"] or known.embedding
     return ModelWeights(

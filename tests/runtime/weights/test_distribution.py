@@ -263,7 +263,7 @@ def test_a_head_that_answers_something_else_is_let_go_and_the_daemon_serves_the_
     configs = (
         ("[" * 100_000, "expected JSON"),
         (CONFIG % (7, ""), "has 7 layers, the head expects 8"),
-        (CONFIG % (10**9, ""), "'num_hidden_layers': expected a number up to 1024"),
+        (CONFIG % (10**9, ""), "'num_hidden_layers': expected a whole number from 1 to 1024"),
     )
     for answers, wanted in (
         (
