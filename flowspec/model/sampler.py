@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.core.text_before import TextBefore
+from flowspec.errors import ClusterError
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, Mask
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
@@ -215,6 +216,7 @@ class Sampler:
         """The largest ids that top-p and min-p can need, sorted; and all mass relative to the first."""
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
         highest = float(logits.max())
+        _check_any(highest > -np.inf)
         total = float(_weights(logits, temperature).sum(dtype=np.float64))
         if min_p > 0:
             # A shade below the floor, which `_filtered` applies to the letter.
@@ -235,6 +237,7 @@ class Sampler:
         count = min(HEAD_COUNT, len(logits))
         bound = np.float32(np.partition(logits, len(logits) - count)[len(logits) - count])
         head = np.flatnonzero(logits >= bound if bound > -np.inf else logits > bound)
+        _check_any(len(head) > 0)
         best = float((logits[head].astype(np.float64) / temperature + gumbel(bits[head])).max())
         rest = np.flatnonzero(bits >= np.uint64(bits_above(best - float(bound) / temperature)))
         candidates = np.union1d(head, rest)
@@ -247,6 +250,14 @@ class Sampler:
         before = float(weights[logits > own].sum(dtype=np.float64))
         before += float(weights[token]) * int(np.count_nonzero(logits[:token] == own))
         return before < self.sampling.top_p * total
+
+
+def _check_any(has_any: bool) -> None:
+    if not has_any:
+        raise ClusterError(
+            "no token may be drawn: expected a logit above -inf, got none; take another model, or fewer "
+            "suppress_tokens in its generation_config.json"
+        )
 
 
 def _weights(logits: F32, temperature: float) -> F32:

@@ -17,6 +17,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.core.text_before import TextBefore
 from flowspec.draft.ranking import Ranker
+from flowspec.errors import ClusterError
 from flowspec.model.sampler import Sampler, logprobs
 from flowspec.noise import draw_bits, gumbel
 from tests.nightly import nightly
@@ -164,6 +165,9 @@ def test_a_suppressed_token_is_never_drawn_and_moves_no_other_draw(temperature: 
         drawn, other = sampler.draw(logits, position), Sampler(free, len(logits)).draw(logits, position)
         assert drawn not in suppressed
         assert other in (*suppressed, drawn), "what may be drawn is drawn as before"
+    for none in (replace(free, suppress_tokens=tuple(range(400)), top_p=top_p) for top_p in (0.5, 0.99, 1.0)):
+        with np.errstate(invalid="ignore"), pytest.raises(ClusterError, match="no token may be drawn"):
+            Sampler(replace(none, temperature=1.0), len(logits)).draw(logits, 1)
 
 
 @pytest.mark.parametrize("top_p", [0.25, 0.75])
