@@ -43,23 +43,39 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     try:
+        if may_fetch and not is_fetched(repository) and not _answers(repository, name):
+            raise LocalEntryNotFoundError(name)
         return Path(huggingface_hub.hf_hub_download(repository, name, local_files_only=not may_fetch))
     except LocalEntryNotFoundError:
         is_offline = huggingface_hub.is_offline_mode()
-        if (is_offline or not may_fetch) and cached(repository, "config.json") is not None:
+        has_some = cached(repository, "config.json") is not None
+        if (is_offline or not may_fetch) and has_some:
             return None  # the cache has the model and not this file: most models lack some
         why = "nothing is fetched here; `flowspec fetch` gets a model"
         if is_offline:
-            why = "offline mode is on; check the name, go online once with HF_HUB_OFFLINE=0"
+            why = "HF_HUB_OFFLINE is set, so that it is not fetched; check the name, unset HF_HUB_OFFLINE"
         elif may_fetch:
-            why = "the hub cannot be reached; check the network, set HF_HUB_OFFLINE=1 if the model is cached"
+            advice = "set HF_HUB_OFFLINE=1 to use what is there" if has_some else "connect this machine"
+            why = f"the hub cannot be reached; {advice}"
         raise InputError(
-            f"{name} of {repository!r} is not in the Hugging Face cache, and {why}, or give a model folder"
+            f"{name} of {repository!r} is not in the Hugging Face cache, and {why}, or give a model folder "
+            "or a GGUF file"
         ) from None
     except EntryNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"cannot get {name} of {repository!r} from the hub: {first_line(error)}") from None
+
+
+def _answers(repository: str, name: str) -> bool:
+    """Whether the hub can be reached. A download tries for half a minute before it says that it cannot."""
+    try:
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, name))
+    except (OSError, ValueError):
+        return True  # a download says what is wrong
+    except Exception:  # noqa: BLE001 - of an HTTP library whose name changes with its versions
+        return False
+    return True
 
 
 def hub_cache() -> Path:

@@ -151,3 +151,6 @@ def test_what_the_hub_does_not_have_or_a_hub_that_is_not_reached_is_named(
     set_hub(monkeypatch, "http://127.0.0.1:9")
     (line,) = fetch(MODEL, status=2).told
     assert f"cannot ask the hub for '{MODEL}': " in line
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", None)  # it tries for half a minute
+    with pytest.raises(InputError, match="hub cannot be reached; connect this machine, or give a model"):
+        ModelFiles(MODEL).raw_config()
