@@ -30,8 +30,8 @@ def from_head(stage: dict[str, Any]) -> str:
     return f" ({mib(stage['received_bytes'])} of them just sent)" if stage["received_bytes"] else ""
 
 
-def figures(answer: Answer) -> str:
-    """Speed, and how an answer ended where that is not of itself, in one line."""
+def figures(answer: Answer, session: Session | None) -> str:
+    """Speed, where it can be told, and how an answer ended where that is not of itself, in one line."""
     count = counted(answer.new_tokens, "token") + (
         f" ({answer.resumed_tokens} taken over)" if answer.resumed_tokens else ""
     )
@@ -39,11 +39,17 @@ def figures(answer: Answer) -> str:
     at_once = "" if answer.new_tokens else ": the model ended the answer at once"
     endings = {"stop": at_once, "length": ", stopped at the token limit", "cancelled": ", stopped"}
     ending = endings.get(answer.finish_reason, "")
+    if session is not None and answer.finish_reason == "length":
+        context, most = session.head.plan.context, session.spec.context_max
+        if answer.prompt_tokens + answer.new_tokens >= context:
+            more = f"; --context takes up to {most}" if most > context else ""
+            ending = f", stopped: the context of {context} tokens is full{more}"
     if answer.finish_reason == "cancelled" and timing.ended_s - timing.last_s >= WAIT_TOLD_S:
         ending += f" after {rounded(timing.ended_s - timing.last_s)} s without a token"  # no rate knows of it
     if answer.new_tokens == answer.resumed_tokens:
         return f"{count}{ending}"
-    return f"{count}, {timing.tokens_per_s:.1f} tokens/s, first after {timing.first_s:.2f} s{ending}"
+    rate = f"{timing.tokens_per_s:.1f} tokens/s, " if timing.tokens_per_s else ""
+    return f"{count}, {rate}first after {timing.first_s:.2f} s{ending}"
 
 
 @contextlib.contextmanager

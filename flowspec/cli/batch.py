@@ -134,4 +134,4 @@ def _print(llm: LLM, prompt: Prompt, found: list[tuple[Question, Answer]], *, is
             )
         else:
             show(f"[{prompt.prompt_id}] {answer.text}\n\n")
-            note(f"  {figures(answer)}")
+            note(f"  {figures(answer, llm.session)}")

@@ -409,7 +409,7 @@ class Chat:
         if self.is_json:
             print(json.dumps(record(llm, question, answer)), flush=True)
             return
-        self.console.print(f"[dim]{figures(answer)}[/]\n")
+        self.console.print(f"[dim]{figures(answer, llm.session)}[/]\n")
         told = forecast_told(llm.session, answer)
         if told is not None and not told.kinds <= self.forecasts_told:
             self.forecasts_told |= told.kinds
@@ -450,10 +450,12 @@ class Chat:
             has = "Nothing was answered yet" if answer is None else statistics.prompt_sentence(answer)
             self.console.message(f"{has}; /stats all tells more.")
             return
-        if answer is not None:
+        if answer is None:
+            self.console.message("Nothing was answered yet; these are the stages.")
+        else:
             prompt = counted(answer.prompt_tokens, "token")
             self.console.print(f"prompt     {prompt}, {answer.reused_tokens} known before")
-            self.console.message(f"answer     {figures(answer)}")
+            self.console.message(f"answer     {figures(answer, self.llm.session if self.llm else None)}")
             self.console.message(f"arithmetic {answer.arithmetic}")
             drafters = self.llm.session.drafters if self.llm else ()
             for line in statistics.lines(answer.statistics, drafters):

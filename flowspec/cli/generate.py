@@ -280,7 +280,7 @@ def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt:
 
 def report(session: Session, question: Question, answer: Answer, *, is_verbose: bool) -> str:
     """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
-    lines = [f"{figures(answer)}, {session.decoding.method}, drafter {session.drafter}"]
+    lines = [f"{figures(answer, session)}, {session.decoding.method}, drafter {session.drafter}"]
     if is_verbose:
         lines.append(f"  arithmetic {answer.arithmetic}")
     if question.sampling.temperature > 0:

@@ -30,9 +30,11 @@ WAITED_SHOWN_S = 0.01
 
 def sentence(answer: Answer) -> str:
     """What an answer's statistics come to."""
-    guessed = answer.statistics["share_in_flight"]
+    guessed, rate = answer.statistics["share_in_flight"], answer.timing.tokens_per_s
+    if not rate:
+        return f"The last answer had {counted(answer.new_tokens, 'token')}, too few for a rate."
     return (
-        f"The last answer came at {answer.timing.tokens_per_s:.1f} tokens/s; "
+        f"The last answer came at {rate:.1f} tokens/s; "
         + (f"{100 * guessed:.0f}%" if guessed else "none")
         + f" of its {counted(answer.new_tokens, 'token')} were guessed."
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -32,6 +33,7 @@ def answer(reason: str, ended_s: float, *at_s: float, resumed: int = 0) -> Answe
     )
 
 
+FULL = ", stopped: the context of 4 tokens is full"
 RATE = "3 tokens, 2.0 tokens/s, first after 1.00 s"
 
 
@@ -44,10 +46,12 @@ RATE = "3 tokens, 2.0 tokens/s, first after 1.00 s"
         (answer("cancelled", 40.0), "0 tokens, stopped after 40 s without a token"),
         (answer("stop", 1.0), "0 tokens: the model ended the answer at once"),
         (answer("cancelled", 0.1, resumed=5), "5 tokens (5 taken over), stopped"),
+        (answer("stop", 1.0, 1.0), "1 token, first after 1.00 s"),
+        (answer("length", 2.0, 1.0, 1.5, 2.0), f"{RATE}{FULL}; --context takes up to 9"),
     ],
 )
 def test_a_wait_that_ctrl_c_ended_is_told_beside_the_rate(found: Answer, expected: str) -> None:
-    assert figures(found) == expected
+    assert figures(found, Mock(**{"head.plan.context": 4, "spec.context_max": 9})) == expected
 
 
 def report(stages: int, scale: int) -> dict[str, Any]:
@@ -92,10 +96,10 @@ def test_every_figure_is_said() -> None:
 
 @pytest.mark.usefixtures("shared")
 def test_a_chat_shows_them_for_its_last_answer(run: Run) -> None:
-    lines = "/stats\nWhat is 2 + 3?\n/stats\n/stats all\n/stats some\n/quit\n"
+    lines = "/stats all\n/stats\nWhat is 2 + 3?\n/stats\n/stats all\n/stats some\n/quit\n"
     shown = run("chat", "--local=2", "--temperature=0", "--no-journal", stdin=lines).out
     before, after = shown.split("tokens/s, first after", 1)
-    assert "Nothing was answered yet" in before
+    assert before.count("Nothing was answered yet; ") == 2
     first, last = after.split("/stats all tells more.\n")
     assert len(first.splitlines()[2:]) == 2, "figures, an empty line, and then two"
     assert "expected /stats or /stats all, got some" in last
