@@ -524,7 +524,7 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     bench.now_s += 1.2
     notes = [command.text for command in bench.form() if isinstance(command, Note)]
     assert notes[0] == "device b is back"
-    assert re.fullmatch(r"changing the pipeline took 1.\d s; other layers than before: c", notes[1])
+    assert re.fullmatch(r"changing the pipeline took 1.\d s; other layers run now on device c", notes[1])
 
 
 @pytest.mark.parametrize(

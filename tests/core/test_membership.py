@@ -336,7 +336,7 @@ def test_a_better_plan_is_gone_over_to_between_two_answers_and_its_switch_is_tim
     assert bench.pass_time(30) == []
     assert bench.give(Tick()) == [GOING_OVER, Reform(devices=("a", "b", "c"))]
     bench.now_s += 1.5
-    text = "changing the pipeline took 1.5 s; other layers than before: a, b"
+    text = "changing the pipeline took 1.5 s; other layers run now on device a, device b"
     assert bench.give(PipelineFormed(moved=("a", "b"))) == [Note(text=text)]
     bench.tick = Tick()
     assert bench.pass_time(500) == []

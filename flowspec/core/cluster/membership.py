@@ -689,8 +689,9 @@ class Membership:
             standing.was_there = True
         if self._is_switching:
             self._is_switching = False
-            moved = f"; other layers than before: {', '.join(event.moved)}" if event.moved else ""
-            self._commands.append(Note(text=f"changing the pipeline took {self._forming_s:.1f} s{moved}"))
+            moved = ", ".join(f"{self._title} {name}" for name in event.moved)
+            told = f"changing the pipeline took {self._forming_s:.1f} s"
+            self._commands.append(Note(text=f"{told}; other layers run now on {moved}" if moved else told))
 
     def _here(self, standing: _Standing) -> str:
         """How to say that a device is there again, or for the first time."""

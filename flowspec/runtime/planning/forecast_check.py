@@ -177,6 +177,6 @@ def _guesses(plan: Plan, measured: Measured) -> Iterator[Cause]:
     """Weighed by how many times as many tokens wait."""
     if plan.guesses and abs(measured.missed - plan.forecast.missed) > MISSED:
         share = max(measured.missed, 0.01) / max(plan.forecast.missed, 0.01)
-        predicted = f"{plan.forecast.missed:.0%} were predicted, and texts differ"
-        text = f"{measured.missed:.0%} of the tokens were not guessed; {predicted}"
+        expected = f"the forecast reckons with {plan.forecast.missed:.0%} of an average text"
+        text = f"{measured.missed:.0%} of the tokens were not guessed ahead; {expected}"
         yield Cause(times=share, kind="guesses", text=text)
