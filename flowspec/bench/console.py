@@ -101,7 +101,9 @@ def show_table(
             table.add_row(*(Text(row[column]) for column in group))
         if index:
             console.print()
-        console.print(table)
+        with console.capture() as shown:
+            console.print(table)
+        print("\n".join(map(str.rstrip, shown.get().splitlines())))  # rich fills the last column
 
 
 def _groups(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
