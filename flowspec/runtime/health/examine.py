@@ -40,7 +40,7 @@ from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
 NAME = "flowspec doctor"
-_START = "start its daemon: flowspec daemon"
+_START = "start its daemon, with your other flags: flowspec daemon"
 HELLO_S = timeouts.CONNECT_S
 """How long a daemon may take to say Welcome; a head has as much patience."""
 REFUSED_S = 2.0

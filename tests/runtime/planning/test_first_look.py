@@ -48,7 +48,7 @@ def test_a_machine_that_refuses_is_not_waited_for_longer() -> None:
     (found,) = ask_all([one], examine_timeouts=ages)
     assert found.failure is not None
     port = one.address.rpartition(":")[2]
-    start = f"start its daemon: flowspec daemon --host 127.0.0.1 --port {port}"
+    start = f"start its daemon, with your other flags: flowspec daemon --host 127.0.0.1 --port {port}"
     assert (found.failure.check, found.failure.advice) == ("reachable", start)
     assert "nothing listens" in found.failure.text
     both = ask_all([one, other], examine_timeouts=ages)
