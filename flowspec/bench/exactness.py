@@ -6,7 +6,7 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -70,9 +70,13 @@ class Verdict:
     difference: Difference | None = None
 
 
-def answer(session: Session, case: Case, limits: Limits, users: int = 1) -> ClusterAnswer:
-    """Asks the cluster one case, as one of so many users."""
-    return found_of(session, case, *session.ask(case.prompt, case.sampling, limits), limits, users)
+def answer(
+    session: Session, case: Case, limits: Limits, users: int, tell: Callable[[int], object]
+) -> ClusterAnswer:
+    """Asks the cluster one case, as one of so many users; `tell` hears of `new_tokens_max` tokens in all."""
+    running, timing = session.ask(case.prompt, case.sampling, limits, tell)
+    tell(limits.new_tokens_max - len(timing.new_tokens))
+    return found_of(session, case, running, timing, limits, users)
 
 
 def found_of(

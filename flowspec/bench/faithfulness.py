@@ -140,11 +140,21 @@ def check(
 
     Raises `ClusterError` when the model overflows in its dtype.
     """
-    reference = Reference(files, "float32")
     text, windows = read_windows(files)
-    unrounded = _perplexity(reference, windows) if dtype in ROUNDINGS else None
+    tokens, done = sum(map(len, windows)), 0
+    readings = 5 + (dtype in ROUNDINGS)  # three or four of the text; to load and to multiply count as two
+
+    def step(count: int) -> None:
+        nonlocal done
+        done += count
+        tell(done / (readings * tokens))
+
+    whole.tell = step
+    reference = Reference(files, "float32")
+    step(tokens)
+    unrounded = _perplexity(reference, windows, step) if dtype in ROUNDINGS else None
     reference.round_to(dtype)
-    return compare(reference, whole, dtype, text, windows, unrounded, tell)
+    return compare(reference, whole, dtype, text, windows, unrounded, step)
 
 
 def compare(
@@ -154,16 +164,18 @@ def compare(
     text: str,
     windows: Sequence[tuple[int, ...]],
     unrounded: float | None = None,
-    tell: Callable[[float], None] = lambda share: None,
+    step: Callable[[int], None] = lambda count: None,
 ) -> Faithfulness:
-    """Both read the same windows of a text, each for itself; `reference` holds weights as `dtype` does."""
+    """Both read the same windows of a text, each for itself; `reference` holds weights as `dtype` does.
+    `step` hears how many tokens the reference has read."""
     ours, theirs, rounded = _Surprise(), _Surprise(), _Surprise()
     largest, noise, squares, spreads = 0.0, 0.0, [], []
-    for place, window in enumerate(windows):
-        tell(place / len(windows))
+    for window in windows:
         expected = _read(reference, window)
+        step(len(window))
         with reference.rounding_to(dtype, whole.part.cache):
             moved = _read(reference, window)
+        step(len(window))
         noise = float(np.maximum(noise, np.abs(moved - expected).max()))
         rounded.add(moved[:-1], window[1:])
         first = 0
@@ -255,10 +267,13 @@ def _read(reference: Reference, window: tuple[int, ...]) -> F32:
     return np.stack(reference.forced_logits(window[:1], list(window[1:])))
 
 
-def _perplexity(reference: Reference, windows: Sequence[tuple[int, ...]]) -> float:
+def _perplexity(
+    reference: Reference, windows: Sequence[tuple[int, ...]], step: Callable[[int], None]
+) -> float:
     found = _Surprise()
     for window in windows:
         found.add(_read(reference, window)[:-1], window[1:])
+        step(len(window))
     return found.perplexity
 
 

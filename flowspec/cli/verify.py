@@ -183,15 +183,20 @@ def run(args: argparse.Namespace) -> int:
                         stack.callback(
                             pool.shutdown, wait=False, cancel_futures=True
                         )  # answers under way end with the session
-                        answers = pool.map(partial(answer, session, limits=limits, users=users), cases)
-                        found += bar.track(answers, total=len(cases), description=_describe(session, users))
+                        total = len(cases) * limits.new_tokens_max
+                        tell_one = partial(bar.advance, bar.add_task(_describe(session, users), total=total))
+                        asked = partial(answer, session, limits=limits, users=users, tell=tell_one)
+                        found += pool.map(asked, cases)
     plain = StepByStep.load(files, plan.dtype, device, arithmetic, plan.cache)
     if plan.tokens is not None:
         plain.grammars = GrammarVocabulary(plan.tokens)
     with Progress(console=console, transient=True, disable=args.json or not console.is_terminal) as bar:
-        verdicts = [
-            judge(plain, one, limits.stop_ids) for one in bar.track(found, description="step by step")
-        ]
+        sizes = [len(one.case.prompt) + len(one.tokens) for one in found]
+        judging, verdicts = bar.add_task("step by step", total=sum(sizes)), []
+        plain.tell = partial(bar.advance, judging)
+        for place, one in enumerate(found):
+            verdicts.append(judge(plain, one, limits.stop_ids))
+            bar.update(judging, completed=sum(sizes[: place + 1]))  # one that was known took no time
         reading = bar.add_task("a text of 2,000 tokens beside transformers", total=1.0)
         faithful = faithfulness.check(
             files, plan.dtype, plain, lambda share: bar.update(reading, completed=share)

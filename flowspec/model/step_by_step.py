@@ -7,7 +7,7 @@ sampler, that is the arithmetic, and nothing else. The prompt is read one token 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,10 +49,12 @@ def device_with(dtype: str, arithmetic: str) -> str:
 
 
 class StepByStep:
-    """Plain decoding by one slice of all layers; remembers the answers it has made."""
+    """Plain decoding by one slice of all layers; remembers the answers it has made. `tell` hears how many
+    tokens each pass has read."""
 
     def __init__(self, part: Slice) -> None:
         self.part = part
+        self.tell: Callable[[int], object] = lambda count: None
         self.grammars: GrammarVocabulary | None = None
         """Of the model, for samplings with a grammar; of its own list of tokens."""
         self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], tuple[Tokens, int]] = {}
@@ -131,6 +133,7 @@ class StepByStep:
         )
         job = RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens))))
         _, states = self.part.forward(job, None)
+        self.tell(len(tokens))
         return self.part.logits(states)
 
 

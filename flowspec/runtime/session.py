@@ -167,13 +167,20 @@ class Session:
             )
         )
 
-    def ask(self, prompt: Sequence[int], sampling: Sampling, limits: Limits) -> tuple[TokenStream, Timing]:
-        """A whole answer, in a conversation of its own that is forgotten afterwards; its `end` is set."""
+    def ask(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        limits: Limits,
+        tell: Callable[[int], object] = lambda count: None,
+    ) -> tuple[TokenStream, Timing]:
+        """A whole answer, in a conversation of its own that is forgotten afterwards; its `end` is set. `tell`
+        hears how many tokens come."""
         request = self.head.new_request()
         timing = Timing()
         answer = self.submit(prompt, sampling, limits, request=request)
-        for _ in timed(answer, timing):
-            pass
+        for tokens in timed(answer, timing):
+            tell(len(tokens))
         self.head.forget(request)
         return answer, timing
 
