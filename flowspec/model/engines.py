@@ -16,14 +16,14 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, room, widened
 from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
-from flowspec.model.arithmetic.packed import FORMS, PANEL, Q4_0, int8_panels, packed
+from flowspec.model.arithmetic.packed import FORMS, packed
 from flowspec.model.arithmetic.plain import Held
 from flowspec.model.attention import BASE, Angles, TreeBatch, TreeCache, TreeRows
 from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import Walk, walk_of, walk_past
-from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
+from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
 from flowspec.model.program import Arithmetic, Program, Room, Rows, program_of
-from flowspec.model.rounding import Rounded, spread
+from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.trials import PAIRS16, processor, run_trial
 
 Array = npt.NDArray[Any]
@@ -76,12 +76,9 @@ class Cpu(Engine):
         return narrowed(x, self.dtype)
 
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
-        levels, scales = rounded["levels"], rounded["scales"]
-        if dtype == "int8":
-            filled = np.zeros(-(-len(levels) // PANEL) * PANEL, np.float32)
-            filled[: len(scales)] = scales
-            return Digits(in_room(int8_panels(levels)), filled, len(levels))
-        return Packed("Q4_0", in_room(packed(Q4_0, spread(rounded))), len(levels))
+        how = ROUNDINGS[dtype]
+        panels = packed(FORMS[how.form], how.spread(rounded))
+        return Packed(how.form, in_room(panels), len(rounded["levels"]))
 
     # ------------------------------------------------------------------------------------- computing
 

@@ -1,10 +1,9 @@
 """The engine of a GPU: torch computes a model's parts, layers as `plain.Layer` defines them, with torch's
 products and, where there are such, kernels of our own (`arithmetic/compiled_cuda.py`).
 
-torch's libraries choose a kernel by the number of rows, so products are always of one number of rows, or of
-integers. int8: a row is two digits of seven bits (`rounding.py`), which are rows of one product of integers.
-int4: torch's tinygemm kernel in bfloat16, on GPUs of compute capability 8.0 and newer (from the Orins on),
-else in float32, as what files pack.
+torch's libraries choose a kernel by the number of rows, so products are always of one number of rows. int4:
+torch's tinygemm kernel in bfloat16, on GPUs of compute capability 8.0 and newer (from the Orins on), else in
+float32, as int8 and what files pack.
 """
 
 from __future__ import annotations
@@ -26,14 +25,13 @@ from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.arithmetic.compiled_cuda import CudaLibrary, library_of
-from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Q4_0, numbers_of, packed
-from flowspec.model.arithmetic.plain import DIGIT, TINY, Held
+from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, numbers_of, packed
+from flowspec.model.arithmetic.plain import Held
 from flowspec.model.attention import BASE, NEAR, Angles, TreeBatch, TreeCache, TreeRows
 from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import Walk, walk_of, walk_past
 from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction, Table
-from flowspec.model.rounding import Rounded, spread
-from flowspec.model.trials import DIGITS
+from flowspec.model.rounding import ROUNDINGS, Rounded
 
 log = logging.getLogger("flowspec.kernels")
 
@@ -43,8 +41,6 @@ BLOCKS = {torch.float32: 32, torch.bfloat16: 64, torch.float16: 64}
 """Rows that a GPU multiplies at once, no more and no fewer: reading the weights takes as long."""
 WIDENED = 1024
 """Outputs whose weights are widened at once."""
-INTEGER_BLOCK, INTEGER_ROWS_MIN = 8, 32
-"""`torch._int_mm` takes inputs and outputs in multiples of so many on GPUs, and more than 16 rows."""
 INT4_OUTPUTS, INT4_TILES, INT4_CAPABILITY = 8, 2, (8, 0)
 """tinygemm takes outputs in blocks of so many, and inputs in so many tiles of 16: in groups of 32."""
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
@@ -65,8 +61,6 @@ def array_of(x: Tensor) -> npt.NDArray[Any]:
 
 def arithmetics_of(dtype: str, device: str) -> tuple[str, ...]:
     """Of a precision, the best first. Raises `InputError` for a device that is unknown."""
-    if dtype == "int8":
-        return (DIGITS,)
     major, minor = accelerator_of(device).capability
     name = "plain" if is_packed(dtype) else "torch-in-blocks"
     if dtype == "int4" and (major, minor) >= INT4_CAPABILITY:
@@ -90,31 +84,6 @@ def in_blocks(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(F.pad(x, (0, 0, 0, size - count)), weights, bias)[:count]
     parts = torch.split(F.pad(x, (0, 0, 0, -count % size)), size)
     return torch.cat([F.linear(part, weights, bias) for part in parts])[:count]
-
-
-class _Int8:
-    """Levels, filled up, and a scale for each output."""
-
-    __slots__ = ("_inputs", "_levels", "_scales", "outputs")
-
-    def __init__(self, levels: Tensor, scales: Tensor) -> None:
-        self.outputs, self._inputs = levels.shape
-        self._levels = F.pad(levels, (0, -self._inputs % INTEGER_BLOCK, 0, -self.outputs % INTEGER_BLOCK))
-        self._scales = scales
-
-    def multiply(self, given: Tensor) -> Tensor:
-        count, rows = len(given), given.float()
-        peak = rows.abs().amax(dim=1, keepdim=True).clamp_min_(TINY)
-        scaled = rows * (DIGIT / peak)
-        first = torch.round(scaled)
-        second = scaled.sub_(first).mul_(2 * DIGIT).round_()
-        room = -(-max(2 * count, INTEGER_ROWS_MIN) // INTEGER_BLOCK) * INTEGER_BLOCK
-        digits = self._levels.new_zeros((room, self._levels.shape[1]))
-        digits[:count, : self._inputs], digits[count : 2 * count, : self._inputs] = first, second
-        sums = torch._int_mm(digits, self._levels.t())[: 2 * count, : self.outputs]  # int32
-        sums = sums.float().mul_(self._scales)
-        found = sums[count:].mul_(1 / (2 * DIGIT)).add_(sums[:count]).mul_(peak / DIGIT)
-        return found.to(given.dtype)
 
 
 class _Int4:
@@ -203,10 +172,11 @@ class Gpu(Engine):
         return x.to(self._dtype)
 
     def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
-        if dtype == "int4" and not self._is_tiny:
-            return Packed("Q4_0", self.array(packed(Q4_0, spread(rounded))), len(rounded["levels"]))
-        levels, scales = (self.array(rounded[name]) for name in ("levels", "scales"))
-        return _Int8(levels, scales) if dtype == "int8" else _Int4(levels, scales, inputs)
+        if self._is_tiny:
+            return _Int4(self.array(rounded["levels"]), self.array(rounded["scales"]), inputs)
+        how = ROUNDINGS[dtype]
+        panels = packed(FORMS[how.form], how.spread(rounded))
+        return Packed(how.form, self.array(panels), len(rounded["levels"]))
 
     # ------------------------------------------------------------------------------------- computing
 

@@ -49,15 +49,6 @@ class Plain:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Digits:
-    """A matrix of int8 in panels (`packed.int8_panels`), with a scale for each output that these have."""
-
-    panels: Array
-    scales: Array
-    outputs: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Packed:
     """A matrix, or a table, in panels of a form."""
 

@@ -30,16 +30,16 @@ from flowspec.model.arithmetic.compiled import (
 )
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.arithmetic.plain import UNIT_EPS
-from flowspec.model.parts import Digits, Linear, NormPart, Packed, Parts, RouterPart, Stack
+from flowspec.model.parts import Linear, NormPart, Packed, Parts, RouterPart, Stack
 
 _NAMES = (
-    *("norm", "widen", "pair", "round", "split", "linear", "pairs", "packed", "digits", "halves"),
+    *("norm", "widen", "pair", "round", "linear", "pairs", "packed", "halves"),
     *("turn", "store", "attend", "gate", "add", "copy", "clip", "choose", "sort", "gather", "mix"),
     *("multiply", "scale", "hold", "convolve", "recall", "step_states", "load", "look_up", "carry"),
 )
 CODES = {name: code for code, name in enumerate(_NAMES)}
 """In the source's order."""
-PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round", "digits": "split"}
+PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round"}
 """What rows are made of before they are multiplied, by how they are."""
 STAGES = {
     **dict.fromkeys((*PREPARED_BY, "halves"), "outputs"),
@@ -83,7 +83,6 @@ class _Operand(NamedTuple):
     prepared: tuple[str, int, bool]
     kind: int
     weights: int
-    scales: int
     inputs: int
     outputs: int
     first: int
@@ -262,11 +261,10 @@ class Maker:
         to = self.register(stack.linears[0].outputs)
         table, given = ctypes.c_void_p * len(stack.linears), []
         for alike in zip(*map(self._operands, stack.linears), strict=True):
-            assert len({each._replace(weights=0, scales=0) for each in alike}) == 1, "they are packed alike"
-            tables = table(*(each.weights for each in alike)), table(*(each.scales for each in alike))
-            self._held += tables
-            weights, scales = map(ctypes.addressof, tables)
-            operand = alike[0]._replace(weights=weights, scales=scales, experts=len(alike))
+            assert len({each._replace(weights=0) for each in alike}) == 1, "they are packed alike"
+            addresses = table(*(each.weights for each in alike))
+            self._held.append(addresses)
+            operand = alike[0]._replace(weights=ctypes.addressof(addresses), experts=len(alike))
             given.append((source, to, stack.bias, operand))
         self._multiply(given)
         return to
@@ -276,19 +274,16 @@ class Maker:
         for matrix in linear.matrices:
             self._held.append(matrix)
             prepared: tuple[str, int, bool] = (self.how.plain, 0, False)
-            kind = scales = 0
             if isinstance(matrix, Packed):
                 form = FORMS[matrix.form]
                 is_signed = bool(form.table) or form.bits == 8
                 prepared = "packed", -1 if is_signed else form.offset, form.halves > 1
                 kind, weights = form.number, matrix.panels
-            elif isinstance(matrix, Digits):
-                prepared, weights, scales = ("digits", 0, False), matrix.panels, address(matrix.scales)
             else:
                 weights = matrix.weights
                 kind = 0 if self.how.plain == "pairs" else kind_of(weights.dtype)
             shape = linear.inputs, matrix.outputs, first
-            found.append(_Operand(prepared, kind, address(weights), scales, *shape))
+            found.append(_Operand(prepared, kind, address(weights), *shape))
             first += matrix.outputs
         return found
 
@@ -306,7 +301,7 @@ class Maker:
                 at = self.hold(bias, as_rows=True)
                 at = None if at is None else at + each.first * SIZES[self.how.kind]
                 shape: dict[str, Any] = {"kind": each.kind, "experts": each.experts, "sums_at": self._sums}
-                shape |= {"outputs": each.outputs, "weights": each.weights, "scales": each.scales or None}
+                shape |= {"outputs": each.outputs, "weights": each.weights}
                 to = View(to.register, to.at + each.first, each.outputs)
                 self.add(prepared[0], source, to, bias=at, **shape)
                 self._sums += self._spread * each.outputs

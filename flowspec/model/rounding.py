@@ -1,7 +1,7 @@
 """Matrices rounded to levels of 8 or 4 bits.
 
-*int8*: per output, `scale = max |w| / 127`. *int4*: per group of 32 inputs, to 16 levels around zero, with a
-scale in float16, as in ggml's Q4_0, and of no more digits than bfloat16 has, which GPUs' kernels take.
+Each group of 32 inputs has a scale in float16. *int8*: from -127 to 127, as ggml's Q8_0. *int4*: to 16 levels
+around zero, as in ggml's Q4_0; a scale has no more digits than bfloat16 has, which GPUs' kernels take.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.model.arithmetic.arrays import F32, Numbers, fill_up, narrowed, widened
-from flowspec.model.arithmetic.packed import GROUP, PANEL, Q4_0, Levels
+from flowspec.model.arithmetic.compiled import as_q8_0
+from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Levels
 
-MIDDLE = Q4_0.offset
+MIDDLE, SIGN = Q4_0.offset, FORMS["Q8_0"].offset
 ENDS = (-8.0, -7.0, -7.5, -8.5)
 """On which levels of 4 bits a group's largest weight may fall; that is taken by which its weights lose
 least."""
-TINY = 1e-30
-FORMAT = 2
+FORMAT = 3
 """Of `Rounded`: counts up when matrices are rounded otherwise or the parts are named or ordered otherwise,
 since they are kept on disk."""
 Rounded = Mapping[str, npt.NDArray[Any]]
-"""A rounded matrix, of no kernel's layout, with a row for each output. Of int8 `levels` int8 `[rows, in]` and
-`scales` float32 `[rows]`; of int4 `levels` uint8 `[rows, 16 groups]`, the first of two inputs in the low
-bits, and `scales` float16 `[rows, groups]`."""
+"""A rounded matrix, of no kernel's layout, with a row for each output: `scales` float16 `[rows, groups]`, and
+`levels`, of int8 int8 `[rows, 32 groups]`, of int4 uint8 `[rows, 16 groups]`, the first of two inputs in the
+low bits."""
 _BLOCK = 1 << 16
 """Numbers that are rounded at once, so that they stay in a processor's cache."""
 
 
 class Rounding(NamedTuple):
-    """How float32 rows `[rows, in]` are rounded, which numbers `[rows, in]` they are then, for the reference,
-    and what `[out, in]` takes once it is packed, by its inputs and outputs."""
+    """How float32 rows `[rows, in]` are rounded, and spread out as panels of a `form` are made of them."""
 
     round_rows: Callable[[F32], Rounded]
-    widen: Callable[[Rounded, int], F32]
-    packed_bytes: Callable[[int, int], int]
+    spread: Callable[[Rounded], Levels]
+    form: str
 
     @np.errstate(all="ignore")  # what is no number, or infinite, shows by itself
     def round(self, weight: Numbers) -> Rounded:
@@ -51,20 +50,27 @@ class Rounding(NamedTuple):
                 found[name][first : first + step] = rows
         return found
 
+    @np.errstate(all="ignore")
+    def widen(self, rounded: Rounded, inputs: int) -> F32:
+        """Which numbers `[rows, in]` they are then, for the reference."""
+        levels = widened(self.spread(rounded).levels) - FORMS[self.form].offset
+        weights = levels * widened(rounded["scales"])[..., None]
+        return weights.reshape(len(weights), -1)[:, :inputs]
+
+    def packed_bytes(self, inputs: int, outputs: int) -> int:
+        """What `[out, in]` takes once it is packed."""
+        return FORMS[self.form].panel_bytes(inputs, outputs)
+
 
 def _round_int8(numbers: F32) -> Rounded:
-    scales = np.maximum(np.abs(numbers).max(1) / np.float32(127), np.float32(TINY))
-    return {"levels": np.rint(numbers / scales[:, None]).astype(np.int8), "scales": scales}
+    found = as_q8_0(numbers)
+    levels = (found.levels ^ SIGN).view(np.int8).reshape(len(numbers), -1)
+    return {"levels": levels, "scales": found.scales}
 
 
-@np.errstate(all="ignore")
-def _widen_int8(rounded: Rounded, inputs: int) -> F32:
-    return widened(rounded["levels"])[:, :inputs] * rounded["scales"][:, None]
-
-
-def _bytes_int8(inputs: int, outputs: int) -> int:
-    """With a scale for each output."""
-    return -(-outputs // PANEL) * PANEL * (-(-inputs // GROUP) * GROUP + 4)
+def _spread_int8(rounded: Rounded) -> Levels:
+    levels = rounded["levels"].view(np.uint8) ^ SIGN
+    return Levels(levels=levels.reshape(len(levels), -1, GROUP), scales=rounded["scales"])
 
 
 def _round_int4(numbers: F32) -> Rounded:
@@ -105,21 +111,14 @@ def _lost(columns: F32, scale: F32) -> F32:
     return first
 
 
-@np.errstate(all="ignore")
-def _widen_int4(rounded: Rounded, inputs: int) -> F32:
-    weights = (widened(spread(rounded).levels) - MIDDLE) * widened(rounded["scales"])[..., None]
-    return weights.reshape(len(weights), -1)[:, :inputs]
-
-
-def spread(rounded: Rounded) -> Levels:
-    """Levels of 4 bits as panels of Q4_0 are made of them."""
+def _spread_int4(rounded: Rounded) -> Levels:
     pairs = rounded["levels"]
     levels = np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1, GROUP)
     return Levels(levels=levels, scales=rounded["scales"])
 
 
 ROUNDINGS: Mapping[str, Rounding] = {
-    "int8": Rounding(_round_int8, _widen_int8, _bytes_int8),
-    "int4": Rounding(_round_int4, _widen_int4, Q4_0.panel_bytes),
+    "int8": Rounding(_round_int8, _spread_int8, "Q8_0"),
+    "int4": Rounding(_round_int4, _spread_int4, "Q4_0"),
 }
 """By the name of the precision."""

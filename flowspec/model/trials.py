@@ -32,9 +32,9 @@ from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.model.arithmetic import build, compiled
 
-LANES16, PAIRS16, DIGITS, GROUPS32 = "lanes16", "pairs16", "digits", "groups32"
+LANES16, PAIRS16, GROUPS32 = "lanes16", "pairs16", "groups32"
 """The arithmetics of our own products, with the same bits on all processors that have them: of numbers; of
-bfloat16 in pairs, where there is an instruction for it; of int8; and of what is packed in groups of 32."""
+bfloat16 in pairs, where there is an instruction for it; and of what is packed in groups of 32."""
 CHILD = tuple(python_module("flowspec.model.arithmetic.cases"))
 GPU_CHILD = tuple(python_module("flowspec.model.gpu_trial"))
 CHILD_S = 120.0
@@ -112,7 +112,7 @@ def run_trial(dtype: str, device: str) -> Trial:
 
 def _cpu_arithmetics(dtype: str, has_pairs: bool) -> tuple[str, ...]:
     if is_packed(dtype):
-        return (DIGITS,) if dtype == "int8" else (GROUPS32,)
+        return (GROUPS32,)
     return (PAIRS16, LANES16) if dtype == "bfloat16" and has_pairs else (LANES16,)
 
 

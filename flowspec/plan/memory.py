@@ -104,11 +104,10 @@ def weights_of(shape: ModelShape) -> ModelWeights:
     )
 
 
-def weight_bytes(weights: int, outputs: int, precision: str) -> float:
-    """Bytes of the matrices of a layer or of `lm_head`, which have so many outputs together, scales
-    included."""
+def weight_bytes(weights: int, precision: str) -> float:
+    """Bytes of the matrices of a layer or of `lm_head`, scales included."""
     held = PRECISIONS[precision]
-    return weights * (held.weight_bytes + held.group_bytes) + outputs * held.output_bytes
+    return weights * (held.weight_bytes + held.group_bytes)
 
 
 def filed_bytes(shape: ModelShape, weights: ModelWeights) -> FiledBytes:
@@ -117,15 +116,6 @@ def filed_bytes(shape: ModelShape, weights: ModelWeights) -> FiledBytes:
     layer, embedding, head = (round(each * shape.filed_bytes) for each in parts)
     table = round(weights.table * ACTIVATION_BYTES_MIN)
     return weights.filed or FiledBytes(layer=layer + table, embedding=embedding, head=head)
-
-
-def layer_outputs(shape: ModelShape) -> int:
-    """Outputs of a layer's matrices: queries, keys, values (or the three of a short convolution, where that
-    is more), what attention gives, and the three of each feed-forward network."""
-    attention = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    mixed = max(attention, 3 * shape.hidden * any(shape.inputs))
-    networks = shape.experts + (shape.shared_intermediate > 0)
-    return mixed + (1 + networks) * shape.hidden + 2 * shape.held_intermediate
 
 
 def kept_bytes(precision: str) -> float:
@@ -160,10 +150,10 @@ def stage_memory(
         size += (filed.head + weights.norm * kept) * last
     else:
         is_shared = is_shared and PRECISION_BYTES[precision] == kept
-        size = layers * weight_bytes(weights.layer, layer_outputs(shape), precision)
+        size = layers * weight_bytes(weights.layer, precision)
         size += layers * weights.table * kept
         size += weights.embedding * kept * (first and not is_shared)
-        size += (weight_bytes(weights.head, shape.vocabulary, precision) + weights.norm * kept) * last
+        size += (weight_bytes(weights.head, precision) + weights.norm * kept) * last
     held = max(
         cache_bytes(
             of_layers,
@@ -180,15 +170,12 @@ def stage_memory(
 def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: int) -> SliceMemory:
     """A drafter at the head: all its weights, and caches that hold what it drafted, too."""
     weights, kept = weights_of(shape), kept_bytes(precision)
-    matrices, outputs = (
-        shape.layers * weights.layer + weights.head + shape.extra_params,
-        shape.layers * layer_outputs(shape) + shape.choices,
-    )
+    matrices = shape.layers * weights.layer + weights.head + shape.extra_params
     if precision == FILED:
         size = (matrices + weights.embedding * (not shape.is_tied)) * shape.filed_bytes + weights.norm * kept
         size += shape.layers * weights.table * kept
     else:
-        size = weight_bytes(matrices, outputs, precision)
+        size = weight_bytes(matrices, precision)
         size += (weights.norm + shape.layers * weights.table) * kept + weights.embedding * kept * (
             not (shape.is_tied and PRECISION_BYTES[precision] == kept)
         )

@@ -260,7 +260,7 @@ MESSAGES: tuple[Message, ...] = (
             dtype="int8",
             kernel="qnnpack",
             faults="onednn computes something else than it should",
-            arithmetics=("digits",),
+            arithmetics=("groups32",),
         ),
     ),
     AskArithmetics(dtype="int8"),

@@ -106,7 +106,7 @@ def test_what_was_computed_elsewhere_is_refused(tmp_path: Path, run: Run) -> Non
         begun.ask(ENTRY)
         begun.tokens([60])
     (line,) = run("generate", "--resume", path, "--json", "--local=1", status=1).told
-    assert "expected the arithmetic elsewhere, which this began with, got digits; use devices" in line
+    assert "expected the arithmetic elsewhere, which this began with, got groups32; use devices" in line
 
 
 CLUSTER, TWO = ["--cluster", "b.toml"], ["--local", "2"]

@@ -9,10 +9,8 @@ from flowspec.core.protocol.model_spec import DeltaRule, Dense
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, namespace, zeros
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of
 from flowspec.model.arithmetic.plain import (
-    DIGIT,
     LANES,
     PANELS,
-    TINY,
     Held,
     attention,
     convolution,
@@ -114,20 +112,6 @@ def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
                 total -= minimums[:count, group] * moments[:, group, None]
         found[:, first : first + count] = total
     return found
-
-
-def digits_product(x: Array, weights: Array, scales: Array) -> Array:
-    """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and int8 `[outputs, in]`, whose products are
-    multiplied by a scale of each output, float32. A row is two digits of seven bits for each number
-    (`DIGIT`); their products and sums are whole."""
-    xp = namespace(x)
-    peak = xp.clip(xp.amax(xp.abs(x), 1), TINY, None)[:, None]
-    scaled = x * (1.0 / peak * DIGIT)
-    first = xp.round(scaled)
-    second = xp.round((scaled - first) * (2.0 * DIGIT))
-    wide = cast(weights, "float64")
-    high, low = (cast(cast(each, "float64") @ wide.T, "float32") * scales for each in (first, second))
-    return (low * (1.0 / (2 * DIGIT)) + high) * (peak / DIGIT)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,15 +16,9 @@ from flowspec.core.protocol.model_spec import LayerSpec, Norm
 from flowspec.model.arithmetic import cases, plain
 from flowspec.model.arithmetic.arrays import Array, cast, namespace
 from flowspec.model.arithmetic.cases import Case
-from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL
-from flowspec.model.parts import Digits, Linear, Matrix, Packed, Parts
-from tests.model.defined_products import (
-    DefinedRows,
-    digits_product,
-    lanes_product,
-    packed_product,
-    pairs_product,
-)
+from flowspec.model.arithmetic.packed import FORMS
+from flowspec.model.parts import Linear, Matrix, Packed, Parts
+from tests.model.defined_products import DefinedRows, lanes_product, packed_product, pairs_product
 
 Product = Callable[[Array, Array], Array]
 
@@ -51,20 +45,10 @@ def tensors(x: Any) -> Any:
     return tensor(x) if isinstance(x, np.ndarray) else x
 
 
-def _levels(panels: Array, outputs: int, inputs: int) -> Array:
-    """What `packed.int8_panels` was given."""
-    xp = namespace(panels)
-    blocks = (panels ^ 128).view(xp.int8).reshape(len(panels), -1, GROUP // 4, PANEL, 4)
-    return xp.moveaxis(blocks, 3, 1).reshape(len(panels) * PANEL, -1)[:outputs, :inputs]
-
-
 def _times(rows: Array, matrix: Matrix, product: Product) -> Array:
-    wide = cast(rows, "float32")
     if isinstance(matrix, Packed):
-        return packed_product(wide, FORMS[matrix.form], matrix.panels, matrix.outputs)
-    if isinstance(matrix, Digits):
-        levels = _levels(matrix.panels, matrix.outputs, rows.shape[1])
-        return digits_product(wide, levels, matrix.scales[: matrix.outputs])
+        form = FORMS[matrix.form]
+        return packed_product(cast(rows, "float32"), form, matrix.panels, matrix.outputs)
     return product(rows, matrix.weights)
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from flowspec.core.protocol.precision import PRECISIONS, is_packed
 from flowspec.errors import InputError
 from flowspec.folders import locked
 from flowspec.model import trials
 from flowspec.model.arithmetic import build, cases, compiled
 from flowspec.model.engines import Cpu, engine_of
-from flowspec.model.trials import DIGITS, GROUPS32, LANES16, PAIRS16, NoRightKernelError, prepare, run_trial
+from flowspec.model.trials import GROUPS32, LANES16, PAIRS16, NoRightKernelError, prepare, run_trial
 from tests import warm
 from tests.model import definition
 
 RIGHT = build.build()
-PACKED = {"int8": DIGITS, "int4": GROUPS32, "gguf": GROUPS32}
 
 
 @pytest.fixture(autouse=True)
@@ -55,8 +55,8 @@ def test_what_is_built_has_the_bits_of_the_definition() -> None:
 @pytest.mark.arm
 def test_each_precision_has_its_arithmetic() -> None:
     has_pairs = prepare()[0].has_pairs
-    for dtype in ("float32", "bfloat16", "float16", *PACKED):
-        expected: tuple[str, ...] = (PACKED[dtype],) if dtype in PACKED else (LANES16,)
+    for dtype in PRECISIONS:
+        expected: tuple[str, ...] = (GROUPS32,) if is_packed(dtype) else (LANES16,)
         if dtype == "bfloat16" and has_pairs:
             expected = PAIRS16, LANES16
         found = run_trial(dtype, "cpu")
@@ -111,7 +111,7 @@ def test_a_build_for_less_of_the_processor_takes_the_place_of_one_that_is_broken
     library = compiled.library()
     assert library is not None
     assert library.path == RIGHT
-    assert found.arithmetics == (DIGITS,)
+    assert found.arithmetics == (GROUPS32,)
     assert found.slowed_by.startswith(f"kernels that were compiled with -march=0: {FAULTS[does]}")
     assert f"may be slow, for {found.slowed_by}" in caplog.text
     kept = [path.name for path in (tmp_path / "cache/flowspec/kernels").glob("*.json")]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.arithmetic.arrays import F32, narrowed
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.arithmetic.plain import DIGIT, levels
+from flowspec.model.arithmetic.plain import levels
 from flowspec.model.files import ModelFiles
 from flowspec.model.reference import Reference
 from flowspec.model.rounding import ROUNDINGS
@@ -50,26 +50,6 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(
 
 
 @pytest.mark.arm
-def test_int8_is_an_exact_product_of_rounded_weights_and_two_digits() -> None:
-    """No product is lost to saturation, even where all are as large as they can be."""
-    generator = np.random.default_rng(2)
-    weights = generator.integers(-127, 128, (24, 515)).astype(np.float32)
-    weights[:, 0] = 127  # so that each output's scale is 1
-    weights[0], weights[1] = 127, -127
-    x = generator.integers(-DIGIT, DIGIT + 1, (9, 515)).astype(np.float32)
-    x[:, 0] = DIGIT  # so that each row's scale is 1, too
-    x[0], x[1] = DIGIT, np.tile([DIGIT, -DIGIT], 258)[:515]
-    digits = generator.integers(-DIGIT, DIGIT + 1, x.shape).astype(np.float32)
-    finer = x.clip(1 - DIGIT, DIGIT - 1) + digits / np.float32(2 * DIGIT)
-    finer[:, 0] = DIGIT
-    expected, matrix = exact(finer, weights), rounded_matrix("int8", weights)
-    assert np.array_equal(multiplied(x, matrix), exact(x, weights))
-    assert np.abs(multiplied(finer, matrix) - expected).max() < 1e-6 * np.abs(expected).max(), (
-        "the second digit is exact, too"
-    )
-
-
-@pytest.mark.arm
 def test_rows_are_rounded_by_one_division() -> None:
     """A product with a reciprocal has two roundings: numbers between two levels tell."""
     generator = np.random.default_rng(5)
@@ -83,14 +63,17 @@ def test_rows_are_rounded_by_one_division() -> None:
 
 
 @pytest.mark.arm
-def test_int4_is_an_exact_product_of_rounded_weights_and_rounded_rows() -> None:
+@pytest.mark.parametrize(("kind", "least", "most"), [("int8", -127, 127), ("int4", -8, 7)])
+def test_a_product_is_an_exact_one_of_rounded_weights_and_rounded_rows(
+    kind: str, least: int, most: int
+) -> None:
     """No product is lost to saturation, even where all are as large as they can be."""
     generator = np.random.default_rng(2)
-    weights = generator.integers(-8, 8, (24, 160)).astype(np.float32)
+    weights = generator.integers(least, most + 1, (24, 160)).astype(np.float32)
     x = generator.integers(-127, 128, (9, 160)).astype(np.float32)
-    weights[:, ::32], x[:, ::32] = -8, 127  # so that each group's scale and step are 1
-    weights[0], weights[1], x[0], x[1] = -8, np.tile([-8.0, 7.0], 80), 127, -127
-    assert np.array_equal(multiplied(x, rounded_matrix("int4", weights)), exact(x, weights))
+    weights[:, ::32], x[:, ::32] = least, 127  # so that each group's scale and step are 1
+    weights[0], weights[1], x[0], x[1] = least, np.tile([least, most], 80), 127, -127
+    assert np.array_equal(multiplied(x, rounded_matrix(kind, weights)), exact(x, weights))
 
 
 def test_int4_takes_the_scale_by_which_a_group_loses_least() -> None:

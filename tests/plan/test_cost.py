@@ -82,7 +82,7 @@ def test_keys_and_values_are_read_in_their_own_precision_and_multiplied_with() -
 
 def test_packed_weights_take_what_their_kernels_take_or_are_read_as_others() -> None:
     curve = weights_curve(BOARD, 1e9, "int8")
-    assert curve.base_s == pytest.approx(1e9 / 5e9)
+    assert curve.base_s == pytest.approx((1 + 2 / 32) * 1e9 / 5e9)
     assert (curve.row_s, curve.extra_row_s) == (
         pytest.approx(0.75 * 2e9 / 2e12),
         pytest.approx(0.25 * 2e9 / 2e12),

@@ -38,13 +38,13 @@ def having(name: str, arithmetics: str) -> contextlib.AbstractContextManager[Dae
 
 @pytest.fixture(scope="module")
 def poor() -> Iterator[DaemonProcess]:
-    with having("poor", "digits") as daemon:
+    with having("poor", "groups32") as daemon:
         yield daemon
 
 
 @pytest.fixture
 def rich() -> Iterator[DaemonProcess]:
-    with having("rich", "fast,digits") as daemon:
+    with having("rich", "fast,groups32") as daemon:
         yield daemon
 
 
@@ -61,7 +61,7 @@ def planned(folder: Path, *daemons: LocalDaemon) -> ClusterPlan:
 def test_the_best_that_all_have_is_agreed(
     folder: Path, rich: DaemonProcess, poor: DaemonProcess, expected: list[int]
 ) -> None:
-    for daemons, name in (((rich,), "fast"), ((poor, rich), "digits")):
+    for daemons, name in (((rich,), "fast"), ((poor, rich), "groups32")):
         with Head(planned(folder, *map(listening, daemons))) as head:
             assert head.arithmetic == name
             assert tokens_of(submit(head, sampling=DRAWN)) == expected[:20]
@@ -71,19 +71,19 @@ def test_a_daemon_tells_what_it_has_and_refuses_the_rest_in_a_line(folder: Path,
     with Peer(poor.address) as peer:
         peer.greet()
         peer.link.send(AskArithmetics(dtype="int8"))
-        assert peer.answer() == Arithmetics(dtype="int8", names=("digits",))
+        assert peer.answer() == Arithmetics(dtype="int8", names=("groups32",))
         assign = whole_model(str(folder), ModelFiles(str(folder)).fingerprint())
         said = peer.assign(poor.address, replace(assign, dtype="int8", arithmetic="fast"))
         assert isinstance(said, Error)
         assert said.cause == "part"
         assert said.text.startswith("expected the arithmetic fast of int8, cpu on "), said.text
-        assert said.text.endswith("has digits")
+        assert said.text.endswith("has groups32")
 
 
 def test_what_an_earlier_session_began_with_is_kept_or_refused(folder: Path, poor: DaemonProcess) -> None:
     plan = planned(folder, listening(poor))
     recovery = Recovery(replan=lambda devices, slowness: plan, arithmetic="fast")
-    with pytest.raises(ClusterError, match=r"device poor at .*: expected the arithmetic fast, .* digits; "):
+    with pytest.raises(ClusterError, match=r"device poor at .*: expected the arithmetic fast, .* groups32; "):
         Head(plan, recovery=recovery)
 
 

@@ -55,5 +55,5 @@ class Agreement:
             if not common:
                 has, other = ", ".join(told.names), ", ".join(first)
                 text = f"it shares no arithmetic of {told.dtype} with the devices before it: it has {has}"
-                return Lack(device=device, text=f"{text}, {devices[0]} {other}; use --dtype int8")
+                return Lack(device=device, text=f"{text}, {devices[0]} {other}; use devices that share one")
         return self.name or common[0]

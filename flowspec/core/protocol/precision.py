@@ -11,16 +11,15 @@ class Precision:
     """What is true of a precision wherever it runs.
 
     `activations` is the dtype of hidden states, keys and values, and whatever else is no weight of a linear
-    layer. A weight takes `weight_bytes` and, with its part of a group's scale, `group_bytes` more,
-    each output of a matrix `output_bytes` more (`model.rounding`). One that `is_unpacked` is multiplied in
-    the fastest precision that the device has. `logits_off` is how far a logit may be from float32's, as a
-    share of how far logits lie apart: four times what an x86 processor's kernels have.
+    layer. A weight takes `weight_bytes` and, with its part of a group's scale, `group_bytes` more
+    (`model.rounding`). One that `is_unpacked` is multiplied in the fastest precision that the device has.
+    `logits_off` is how far a logit may be from float32's, as a share of how far logits lie apart: four times
+    what an x86 processor's kernels have.
     """
 
     activations: str
     weight_bytes: float
     group_bytes: float = 0.0
-    output_bytes: int = 0
     logits_off: float
 
 
@@ -30,9 +29,8 @@ PRECISIONS = {
     "float32": Precision(activations="float32", weight_bytes=4.0, logits_off=0.001),
     "bfloat16": Precision(activations="bfloat16", weight_bytes=2.0, logits_off=0.25),
     "float16": Precision(activations="float16", weight_bytes=2.0, logits_off=0.04),
-    # for each output a scale
-    "int8": Precision(activations="bfloat16", weight_bytes=1.0, output_bytes=4, logits_off=0.6),
     # a scale for 32 inputs
+    "int8": Precision(activations="bfloat16", weight_bytes=1.0, group_bytes=2.0 / 32, logits_off=0.6),
     "int4": Precision(activations="bfloat16", weight_bytes=0.5, group_bytes=2.0 / 32, logits_off=4.0),
     # where no file is known, as in the usual mix Q4_K_M
     FILED: Precision(activations="bfloat16", weight_bytes=0.5, group_bytes=0.106, logits_off=0.6),

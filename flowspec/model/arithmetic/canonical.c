@@ -1161,116 +1161,6 @@ void flowspec_packed_rows(const uint8_t *panels, int form, int64_t in, const int
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------
- * products of digits */
-
-/* Weights are int8, with a scale for each output, in panels as levels of Q8_0 lie, without their scales. A row is
- * written as two digits of seven bits for each number (`digits_product` in tests/model/defined_products.py), which
- * are two rows of one product of integers. */
-#define DIGIT 63
-#define DIGIT_ROW_LEAST 1e-30f
-#define DIGIT_TOTALS (2 * PANEL / SUB > PACKED_ROWS ? 2 * PANEL / SUB : PACKED_ROWS)
-
-/* Both digits of a row, group by group, each `stride` after the one before, the second behind the first; returns
- * what sums are multiplied by. */
-static float round_digits(const float *x, int64_t in, int64_t groups, Rounded *to, int stride) {
-    int32_t most = 0, size;
-    for (int64_t i = 0; i < in; i++) { /* as in `round_group` */
-        memcpy(&size, x + i, 4);
-        most = (size & 0x7fffffff) > most ? size & 0x7fffffff : most;
-    }
-    float peak;
-    memcpy(&peak, &most, 4);
-    const int is_number = peak < INFINITY;
-    peak = peak > DIGIT_ROW_LEAST ? peak : DIGIT_ROW_LEAST;
-    const float factor = is_number ? 1.0f / peak * DIGIT : 0.0f;
-    for (int64_t g = 0; g < groups; g++, to += stride) {
-        int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
-        float numbers[GROUP] = {0};
-        int32_t sums[2] = {0};
-        for (int64_t i = 0; i < count && is_number; i++)
-            numbers[i] = x[g * GROUP + i] * factor;
-        for (int i = 0; i < GROUP; i++) {
-            float first = (numbers[i] + 12582912.0f) - 12582912.0f;
-            float second = ((numbers[i] - first) * (2 * DIGIT) + 12582912.0f) - 12582912.0f;
-            to[0].levels[i] = (int8_t)first;
-            to[1].levels[i] = (int8_t)second;
-            sums[0] += (int8_t)first;
-            sums[1] += (int8_t)second;
-        }
-        to[0].starts[0] = -SIGN * sums[0];
-        to[1].starts[0] = -SIGN * sums[1];
-    }
-    return is_number ? peak / DIGIT : NAN;
-}
-
-/* Some rows of digits (a constant, an even number of them) times outputs of a panel, as in `packed_tile`; `shares`
- * are what sums of each pair of rows are multiplied by. */
-INLINE void digits_tile(int rows, int subs, const uint8_t *panel, const Rounded *x, const float *shares,
-                        const float *scales, int64_t groups, int64_t sub, int64_t left, float *y, int64_t between) {
-    Sums totals[DIGIT_TOTALS];
-#pragma GCC unroll 8
-    for (int t = 0; t < rows * subs; t++)
-        totals[t] = (Sums){0};
-    for (int64_t g = 0; g < groups; g++)
-#pragma GCC unroll 4
-        for (int part = 0; part < subs; part++) {
-            Levels weights[8];
-            unpack(Q8_0, panel + g * level_bytes(Q8_0), sub + part * SUB, weights);
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++)
-                totals[r * subs + part] +=
-                    products_of(Q8_0, weights, x[g * rows + r].levels, 8, x[g * rows + r].starts[0]);
-        }
-    int64_t count = left < subs * SUB ? left : subs * SUB;
-#pragma GCC unroll 4
-    for (int r = 0; r < rows; r += 2) {
-        Reals found[PANEL / SUB];
-#pragma GCC unroll 4
-        for (int part = 0; part < subs; part++) {
-            Reals scale;
-            memcpy(&scale, scales + part * SUB, sizeof scale);
-            Reals first = __builtin_convertvector(totals[r * subs + part], Reals) * scale;
-            Reals second = __builtin_convertvector(totals[(r + 1) * subs + part], Reals) * scale;
-            found[part] = (second * all_reals(1.0f / (2 * DIGIT)) + first) * all_reals(shares[r / 2]);
-        }
-        memcpy(y + r / 2 * between, found, sizeof(float) * count);
-    }
-}
-
-/* One panel with all rows, to `found`, whose rows are `between` apart; of `scales` there are whole panels. */
-static void digits_panel(const uint8_t *panels, const float *scales, const Rounded *x, const float *shares,
-                         int64_t rows, int64_t in, int64_t out, int64_t p, float *found, int64_t between) {
-    const int64_t groups = (in + GROUP - 1) / GROUP, outputs = out - p * PANEL < PANEL ? out - p * PANEL : PANEL;
-    const uint8_t *panel = panels + p * groups * level_bytes(Q8_0);
-    int count;
-    scales += p * PANEL;
-    for (int64_t r = 0; r < 2 * rows; r += count) {
-        portion_of(r, 2 * rows, &count);
-        const Rounded *from = x + r * groups;
-        float *y = found + r / 2 * between + p * PANEL;
-        if (count == 2) {
-            digits_tile(2, PANEL / SUB, panel, from, shares + r / 2, scales, groups, 0, outputs, y, between);
-            continue;
-        }
-        for (int64_t sub = 0; sub < outputs; sub += SUB)
-            if (count == PACKED_ROWS)
-                digits_tile(PACKED_ROWS, 1, panel, from, shares + r / 2, scales + sub, groups, sub, outputs - sub,
-                            y + sub, between);
-            else
-                digits_tile(4, 1, panel, from, shares + r / 2, scales + sub, groups, sub, outputs - sub, y + sub,
-                            between);
-    }
-}
-
-/* A row to where `digits_panel` reads it. */
-INLINE float round_digit_row(const float *x, int64_t r, int64_t rows, int64_t in, Rounded *to) {
-    const int64_t groups = (in + GROUP - 1) / GROUP;
-    int count;
-    const int64_t first = portion_of(2 * r, 2 * rows, &count);
-    return round_digits(x, in, groups, to + first * groups + 2 * r - first, count);
-}
-
 /* -------------------------------------------------------------------------------------------- functions of
  * one number */
 
@@ -2135,7 +2025,7 @@ static void head_steps(const Delta *a, int64_t head) {
  * for all rows, by one team of threads, which wait for each other where an operation `waits`. Those of rows go by
  * row, so that one may follow another without a wait; those of outputs go by output. Nothing is allocated: the
  * caller lends room. Register 0 is what the layer is given, and what it makes of that. */
-enum { NORM, WIDEN, PAIR, ROUND, SPLIT, LINEAR, PAIRS, PACKED, DIGITS, HALVES, TURN, STORE, ATTEND, GATE, ADD, COPY,
+enum { NORM, WIDEN, PAIR, ROUND, LINEAR, PAIRS, PACKED, HALVES, TURN, STORE, ATTEND, GATE, ADD, COPY,
        CLIP, CHOOSE, SORT, GATHER, MIX, MULTIPLY, SCALE, HOLD, CONVOLVE, RECALL, STEP_STATES, LOAD, LOOK_UP, CARRY };
 enum { SHARES, SHARES_TO_ONE, SHARES_OF_CHOSEN, SHARES_APART }; /* how rows choose experts (`plain.choose`) */
 #define REGISTERS_MAX 48
@@ -2150,7 +2040,7 @@ typedef struct {
     int32_t code, from, with, to, waits;
     int32_t how, kind, heads, kv_heads; /* kind: of weights, or their form */
     int32_t spread, experts; /* how many rows a row has in these registers: one, or one for each of its experts; among
-                                how many matrices these choose, whose addresses are `weights` and `scales` */
+                                how many matrices these choose, whose addresses are `weights` */
     float factor, eps, cap;
 } Operation;
 
@@ -2229,7 +2119,7 @@ INLINE char *at_row(const Run *run, const Operation *o, int32_t number, int64_t 
 }
 
 /* The rows as `code` prepares them for products with matrices of so many inputs: float32, then by blocks where
- * they are many; in pairs; rounded, group by group; or as digits, behind which are the rows' shares. */
+ * they are many; in pairs; or rounded, group by group. */
 INLINE int64_t prepared_bytes(int32_t code, int64_t rows, int64_t in) {
     if (code == WIDEN)
         return ALIGNED(4 * rows * in) + (rows > ROWS_FEW ? 4 * rows * ((in + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE) : 0);
@@ -2237,8 +2127,7 @@ INLINE int64_t prepared_bytes(int32_t code, int64_t rows, int64_t in) {
     if (code == PAIR)
         return 2 * (rows + PAIR_ROWS) * ((in + STEP - 1) / STEP * STEP) + 64;
 #endif
-    const int64_t rounded = (int64_t)sizeof(Rounded) * rows * ((in + GROUP - 1) / GROUP);
-    return code == ROUND ? rounded : code == SPLIT ? 2 * rounded + 4 * rows : 0;
+    return code == ROUND ? (int64_t)sizeof(Rounded) * rows * ((in + GROUP - 1) / GROUP) : 0;
 }
 
 /* No less than `prepared_bytes` of so many rows are these bytes for each, and the slack. */
@@ -2309,7 +2198,7 @@ static int64_t lay_out(Run *run) {
     for (int64_t i = 0; i < program->count; i++) {
         const Operation *o = program->operations + i;
         int64_t slack, bytes = prepared_bytes(o->code, rows, o->in), room = 0, all = rows * o->spread;
-        if (o->experts && o->code <= SPLIT)
+        if (o->experts && o->code <= ROUND)
             bytes = all * prepared_row(o->code, o->in, &slack) + (all < o->experts ? all : o->experts) * slack + 64;
         prepared = bytes > prepared ? bytes : prepared;
         if (o->code == NORM)
@@ -2320,7 +2209,7 @@ static int64_t lay_out(Run *run) {
             room = 4 * (o->in + half_room(o->in));
         else if (o->code == CHOOSE)
             room = 8 * (o->in + WIDTH) + 4 * (half_room(o->in) + 3 * o->in + WIDTH);
-        else if (o->code == SPLIT || o->code == LOOK_UP)
+        else if (o->code == LOOK_UP)
             room = 4 * o->in;
         else if (o->code == RECALL) {
             room = 4 * (2 * o->kv_heads * o->in + o->heads * o->out + half_room(o->in) + WIDTH);
@@ -2533,8 +2422,7 @@ INLINE void clip_row(int kind, int64_t count, float most, char *x) {
 }
 
 /* Row `r`, of `rows` that are prepared together, as its product reads it. */
-static void prepare_row(const Run *run, const Operation *o, const char *from, int64_t r, int64_t rows, char *to,
-                        float *own) {
+static void prepare_row(const Run *run, const Operation *o, const char *from, int64_t r, int64_t rows, char *to) {
     const int kind = run->program->kind;
     if (o->code == WIDEN)
         FOR_KIND(kind, widen_row, o, from, r, rows, to);
@@ -2545,15 +2433,11 @@ static void prepare_row(const Run *run, const Operation *o, const char *from, in
             pair_row(NULL, more, o->in, (uint16_t *)to);
     }
 #endif
-    else if (o->code == ROUND) {
+    else {
         int count;
         const int64_t first = portion_of(r, rows, &count), groups = (o->in + GROUP - 1) / GROUP;
         round_groups(from, kind, 0, o->in, groups, offset_of(o->kind), has_halves(o->kind),
                      (Rounded *)to + first * groups + r - first, count);
-    } else {
-        float *shares = (float *)((Rounded *)to + 2 * rows * ((o->in + GROUP - 1) / GROUP));
-        FOR_KIND(kind, WIDEN_ALL, from, 0, o->in, own);
-        shares[r] = round_digit_row(own, r, rows, o->in, (Rounded *)to);
     }
 }
 
@@ -2715,13 +2599,13 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
         int64_t from = r * program->widths[o->from] + o->from_at, to = r * program->widths[o->to] + o->to_at;
         for (int64_t head = 0; head < o->heads; head++)
             FOR_KIND(kind, normalise, &a, from + head * o->in, to + head * o->in, norm_room(o->in), own);
-    } else if (o->code <= SPLIT && o->experts) {
+    } else if (o->code <= ROUND && o->experts) {
         const int64_t number = run->routes.segment_of[r];
         const Segment *segment = run->routes.segments + number;
         prepare_row(run, o, at_row(run, o, o->from, r, o->from_at), r - segment->first, segment->rows,
-                    prepared_at(run, o->code, o, number), own);
-    } else if (o->code <= SPLIT)
-        prepare_row(run, o, at_row(run, o, o->from, r, o->from_at), r, rows, run->prepared, own);
+                    prepared_at(run, o->code, o, number));
+    } else if (o->code <= ROUND)
+        prepare_row(run, o, at_row(run, o, o->from, r, o->from_at), r, rows, run->prepared);
     else if (o->code == TURN) {
         Turn a = {run->registers[o->from] + o->from_at * size_of(kind), run->call->cosine, run->call->sine,
                   run->registers[o->to], rows, o->heads, o->in, run->call->angles, program->widths[o->from], o->in,
@@ -2809,13 +2693,12 @@ static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *
                         const char *prepared) {
     const int kind = run->program->kind;
     const int64_t rows = of->rows, width = width_of(run, o, o->to);
-    const int64_t unit = o->code == PACKED || o->code == DIGITS ? PANEL : OUTPUTS_AT_ONCE, units = (o->out + unit - 1) / unit;
+    const int64_t unit = o->code == PACKED ? PANEL : OUTPUTS_AT_ONCE, units = (o->out + unit - 1) / unit;
     int64_t begin = units * thread / run->threads * unit, end = units * (thread + 1) / run->threads * unit;
     end = end < o->out ? end : o->out;
     if (begin >= end)
         return;
     const void *weights = o->experts ? ((const void *const *)o->weights)[of->expert] : o->weights;
-    const float *scales = o->experts ? ((const float *const *)o->scales)[of->expert] : o->scales;
     const int64_t bias_at = o->experts ? of->expert * width : 0;
     int is_direct = o->bias == NULL && (kind == FLOAT32 || o->code == PAIRS);
     int64_t between = is_direct ? width : o->out;
@@ -2833,12 +2716,7 @@ static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *
         outputs_of_pairs(&a, (const uint16_t *)prepared, begin, end);
     }
 #endif
-    else if (o->code == DIGITS) {
-        const Rounded *x = (const Rounded *)prepared;
-        const float *shares = (const float *)(x + 2 * rows * ((o->in + GROUP - 1) / GROUP));
-        for (int64_t p = begin / PANEL; p * PANEL < end; p++)
-            digits_panel(weights, scales, x, shares, rows, o->in, o->out, p, sums, between);
-    } else {
+    else {
         Packed a = {weights, rows, o->in, o->out};
         for (int64_t p = begin / PANEL; p * PANEL < end; p++)
             PANEL_PRODUCTS[o->kind](&a, (const Rounded *)prepared, p, sums, between);
@@ -2853,7 +2731,7 @@ static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *
 
 /* Of all rows, or of each expert with its own, whose preparation is the operation before those of its kind. */
 static void run_products(const Run *run, const Operation *o, int thread, Blocks *own) {
-    static const int32_t PREPARED_BY[] = {[LINEAR] = WIDEN, [PAIRS] = PAIR, [PACKED] = ROUND, [DIGITS] = SPLIT};
+    static const int32_t PREPARED_BY[] = {[LINEAR] = WIDEN, [PAIRS] = PAIR, [PACKED] = ROUND};
     if (!o->experts) {
         run_outputs(run, o, thread, own, &(Segment){0, run->call->rows, 0}, run->prepared);
         return;
@@ -2920,7 +2798,7 @@ static void run_thread(const Run *run, int thread) {
         }
         if (o->code == ATTEND)
             run_attention(run, o, thread, own);
-        else if (o->code >= LINEAR && o->code <= DIGITS)
+        else if (o->code >= LINEAR && o->code <= PACKED)
             run_products(run, o, thread, (Blocks *)own);
         else if (o->code == HALVES)
             run_halves(run, o, thread, (float *)own);

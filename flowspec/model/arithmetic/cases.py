@@ -26,9 +26,9 @@ from flowspec.core.protocol.model_spec import NORMS, Convolution, DeltaRule, Den
 from flowspec.errors import first_line
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Library, Part, address
-from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, int8_panels
+from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL
 from flowspec.model.arithmetic.plain import BLOCK, LANES
-from flowspec.model.parts import Digits, Linear, Matrix, NormPart, Packed, Plain, RouterPart, Stack, Table
+from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Plain, RouterPart, Stack, Table
 from flowspec.model.program import HOW_CHOSEN, Arithmetic, Room, program_of
 
 Array = npt.NDArray[Any]
@@ -124,12 +124,8 @@ class Source:
         return stored(exact * np.float32(scale), kind)
 
     def matrix(self, how: str, kind: str, inputs: int, outputs: int) -> Matrix:
-        """In a form, in digits, or of numbers of a kind."""
+        """In a form, or of numbers of a kind."""
         scale = 2 * inputs**-0.5
-        if how == "digits":
-            levels = (self.whole(255, outputs, inputs) - 127).astype(np.int8)
-            scales = self.numbers("float32", -(-outputs // PANEL) * PANEL, scale=scale / 127)
-            return Digits(int8_panels(levels), scales, outputs)
         if how not in FORMS:
             return Plain(self.numbers(kind, outputs, inputs, scale=scale))
         form = FORMS[how]
@@ -185,7 +181,7 @@ class Case:
             self._add("linear_attn.", in_proj_a=(hidden, heads), in_proj_z=(hidden, values))
             self._add("linear_attn.", out_proj=(values, hidden), norm=DELTA.value_width)
             self._add("linear_attn.", taps=[DELTA.length, mixed], rates=[2 * heads])
-        elif self._matrices == "digits":
+        elif dense.is_joined:
             self._add("self_attn.", qkv_proj=(hidden, queries + 2 * keys))
             self.parts["self_attn.sinks"] = self._source.numbers("float32", HEADS, scale=3.0)
         else:
@@ -194,9 +190,9 @@ class Case:
         normed = (width, width) if dense.query_norm == "head" else (queries, keys)
         self._add("self_attn.", o_proj=(queries, hidden), q_norm=normed[0], k_norm=normed[1], v_norm=width)
         if dense.mixture is None or dense.mixture.is_parallel:
-            self._add_mlp("mlp.", neurons)
+            self._add_mlp("mlp.", neurons, dense.is_joined)
         if dense.mixture is not None:
-            self._add_mixture(dense.mixture, neurons)
+            self._add_mixture(dense.mixture, neurons, dense.is_joined)
         if size := dense.input_width:
             table = Plain(self._source.numbers(self.kind, TOKENS, size))
             self.parts |= {"layer_input.table": Table(matrix=table, factor=1.5), "layer_scalar": 0.75}
@@ -204,14 +200,14 @@ class Case:
             self._add("per_layer_", input_gate=(hidden, size), projection=(size, hidden))
             self._add("", post_per_layer_input_norm=hidden)
 
-    def _add_mlp(self, name: str, neurons: int) -> None:
+    def _add_mlp(self, name: str, neurons: int, is_joined: bool) -> None:
         self._add(name, down_proj=(neurons, self.hidden))
-        if self._matrices == "digits":
+        if is_joined:
             self._add(name, gate_up_proj=(self.hidden, 2 * neurons))
         else:
             self._add(name, gate_proj=(self.hidden, neurons), up_proj=(self.hidden, neurons))
 
-    def _add_mixture(self, mixture: Mixture, neurons: int) -> None:
+    def _add_mixture(self, mixture: Mixture, neurons: int, is_joined: bool) -> None:
         hidden, name = self.hidden, "" if mixture.is_parallel else "mlp."
         is_scaled = mixture.router == "scaled softmax to 1"
         self.parts[f"{name}router"] = RouterPart(
@@ -228,7 +224,8 @@ class Case:
             bias = self._source.numbers(self.kind, EXPERTS, outputs)
             self.parts[f"{name}experts.{leaf}_proj"] = Stack(linears=linears, bias=bias)
         if mixture.has_shared:
-            self._add_mlp("mlp.shared_expert." if mixture.is_shared_gated else "mlp.shared_experts.", neurons)
+            name = "mlp.shared_expert." if mixture.is_shared_gated else "mlp.shared_experts."
+            self._add_mlp(name, neurons, is_joined)
         if mixture.is_shared_gated:
             self._add("mlp.", shared_expert_gate=(hidden, 1))
         if mixture.is_parallel:
@@ -257,7 +254,7 @@ def cases(has_pairs: bool) -> Iterator[Case]:
         yield Case("linear", kind, "linear", {**others, "query_norm": "head", "clip": 1.5})
         after = {"norm_before_attention": "first", "norm_after_attention": "second", "norm_before_mlp": ""}
         bound = {"cap": 5.0, "has_sinks": True, "added_scale": 0.75, "activation": "gelu_tanh"}
-        yield Case("digits", kind, "digits", {**after, **bound})
+        yield Case("joined", kind, "Q8_0", {**after, **bound, "is_joined": True})
         gated = {"query_norm": "width", "is_gated": True}
         yield Case("gated", kind, "linear", {**others, **gated}, cached="int8")
         yield Case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION})
@@ -265,8 +262,9 @@ def cases(has_pairs: bool) -> Iterator[Case]:
         for place, ((router, *_), more) in enumerate(zip(HOW_CHOSEN, MIXTURES, strict=True)):
             own: dict[str, Any] = {"router": router, "is_normed": number != 2, **more}
             mixture = Mixture(experts=EXPERTS, chosen=2, factor=1.5, slope=1.7, **own)
-            stacks = ("linear", "digits", "Q4_0", "MXFP4")[(place + number) % 4]
-            yield Case(f"experts by {router}", kind, stacks, {**others, "mixture": mixture})
+            stacks = ("linear", "Q8_0", "Q4_0", "MXFP4")[(place + number) % 4]
+            joined = {"mixture": mixture, "is_joined": stacks == "Q8_0"}
+            yield Case(f"experts by {router}", kind, stacks, {**others, **joined})
         parallel = Mixture(router="scaled softmax to 1", experts=EXPERTS, chosen=3, is_parallel=True)
         inner = {"query_norm": "head", "has_value_norm": True, "input_width": 24, "has_factor": True}
         yield Case("parallel", kind, "Q4_0", {**others, **inner, "mixture": parallel})

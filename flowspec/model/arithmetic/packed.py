@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flowspec.model.arithmetic.arrays import Array, cast, contiguous, fill_up, namespace, repeat, zeros
+from flowspec.model.arithmetic.arrays import Array, cast, contiguous, namespace, repeat, zeros
 
 PANEL = 16
 """Outputs of a panel."""
@@ -219,9 +219,3 @@ def numbers_of(form: Form, panels: Array) -> Array:
     halves = cast(weights, "float32").reshape(*weights.shape[:2], form.halves, -1)
     found = (halves * scales[..., None]).reshape(weights.shape)
     return (found if minimums is None else found - minimums[..., None]).reshape(len(weights), -1)
-
-
-def int8_panels(levels: Array) -> Array:
-    """Panels of int8 `[out, in]`, as levels of Q8_0 lie, without their scales; what fills them up is 0."""
-    vectors = _vectors(fill_up(levels, GROUP).reshape(len(levels), -1, GROUP), 0)
-    return (vectors.view(namespace(levels).uint8) ^ 128).reshape(len(vectors), -1)

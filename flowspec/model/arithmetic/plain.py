@@ -26,9 +26,6 @@ BLOCK = 64
 before."""
 UNIT_EPS = 1e-6
 """Of queries and keys of linear attention that are made one long, as transformers' code has it."""
-DIGIT, TINY = 63, 1e-30
-"""Of rows that are multiplied as digits: the largest digit, and the least that a row's largest number counts
-as."""
 PANELS = 64
 """Panels of a packed matrix that are unpacked at once."""
 _LEVEL, _PEAK_LEAST = 127, 1e-30

@@ -156,7 +156,7 @@ def _of_arithmetics(found: Sequence[Examined], needs: ModelNeeds | None) -> Iter
         agreement.hear(name, Arithmetics(dtype=kernel.dtype, names=kernel.arithmetics))
     agreed = agreement.agree(tuple(kernels))
     if isinstance(agreed, Lack):
-        advice = "use --dtype int8, or install the same versions on all devices (launch/boards install)"
+        advice = "use CPUs alone, or GPUs alike with the same versions on all (launch/boards install)"
         yield Finding(PROBLEM, agreed.device, "arithmetic", agreed.text, advice)
         return
     for name, kernel in kernels.items():
