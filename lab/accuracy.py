@@ -5,6 +5,8 @@ on the weights as they are when unpacked. Of each position: the KL divergence fr
 two best tokens are exactly equal where the reference's are not; and whether the best one is another. Ratios
 have intervals of 95%: blocks of BLOCK positions are drawn again, the same ones of both.
 
+In 16 bits transformers reads the texts in that dtype, too.
+
 `--llama PYTHON`: an interpreter that has llama-cpp-python, which reads the texts with its own defaults, flash
 attention off and on.
 """
@@ -23,10 +25,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES, FILED
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from flowspec.model.gpu import DTYPES
 from flowspec.model.reference import Reference
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
@@ -107,6 +111,11 @@ def read(args: argparse.Namespace) -> dict[str, dict[str, Reading]]:
         portions = np.diff([*range(0, len(tokens), BLOCK), len(tokens)]).tolist()
         ours = np.concatenate([*whole.logits(tokens, portions)])
         found.setdefault(OURS, {})[name] = reading(ours, expected[name], tokens)
+    if args.dtype in ("bfloat16", "float16"):
+        print("transformers reads them ...", file=sys.stderr)
+        for name, tokens in texts.items():
+            logits = in_dtype(reference, args.dtype, tokens)
+            found.setdefault(f"transformers {args.dtype}", {})[name] = reading(logits, expected[name], tokens)
     if args.llama is None:
         return found
     print("llama.cpp reads them ...", file=sys.stderr)
@@ -121,6 +130,14 @@ def read(args: argparse.Namespace) -> dict[str, dict[str, Reading]]:
             for name, tokens in texts.items():
                 logits = np.load(f"{folder}/{name}{flash}.npy")
                 found.setdefault(program, {})[name] = reading(logits, expected[name], tokens)
+    return found
+
+
+@torch.inference_mode()
+def in_dtype(reference: Reference, dtype: str, tokens: Sequence[int]) -> F32:
+    """Logits `[tokens, vocabulary]` by transformers, all of whose numbers are of this dtype."""
+    model = reference.model.to(DTYPES[dtype])
+    found: F32 = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
     return found
 
 

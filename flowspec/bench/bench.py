@@ -17,12 +17,12 @@ from flowspec.bench.config import SIMULATED, Bench, Setup, prompt_path
 from flowspec.bench.out_folder import first_difference, open_folder, shown
 from flowspec.bench.outcome import Key, Record, read_records
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
+from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.bench.summary import TUNED
 from flowspec.bench.synthetic import PROMPT_TOKENS, SYNTHETIC_DOMAIN, synthetic_cases
 from flowspec.bench.virtual_runs import VirtualRuns, Work, open_workers
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.prompts import Prompt, read_prompts
 
 RESULTS = "results.jsonl"
 LOADS = "loads.jsonl"

@@ -44,9 +44,9 @@ PERPLEXITY_LIMIT = 0.005
 """By such a share it may differ, or by `NOISE_FACTOR` times the standard error that rounding makes, if that
 is more: where a model was never trained, and rounding moves its states far, chance alone makes half a percent
 over 2,000 tokens."""
-NOISE_FACTOR = 4.0
-"""So many times what rounding does may logits differ at most. Over all families and precisions it was 2.2 at
-most, in mixtures 1.1."""
+NOISE_FACTOR = 3.0
+"""So many times what rounding does may logits differ at most. Over all families and precisions it was 1.5 at
+most."""
 LEAST_SHARE = 0.001
 """Of the spread of logits: a limit below that is none, since float32 is not rounded. It has .00002, TF32
 would have .007.

@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flowspec.bench.console import progress
+from flowspec.bench.prompts import Prompt
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.prompts import Prompt
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import pick_context

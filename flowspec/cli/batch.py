@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from rich.progress import Progress
 
+from flowspec.bench.prompts import Prompt
 from flowspec.cli.answer import figures, record
 from flowspec.cli.console import PlainConsole
 from flowspec.cli.statistics import expertise_table
@@ -24,7 +25,6 @@ from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.llm import LLM
-from flowspec.model.prompts import Prompt
 from flowspec.model.text import Messages
 from flowspec.runtime.answer import Answer, AnswerStream
 from flowspec.runtime.question import Question

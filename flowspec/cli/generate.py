@@ -13,6 +13,7 @@ import os
 import sys
 from pathlib import Path
 
+from flowspec.bench.prompts import read_prompts
 from flowspec.cli import batch, resume, statistics
 from flowspec.cli.answer import ask, drafter_lines, figures, forecast_told, from_head, record, text_of
 from flowspec.cli.opening import open_llm
@@ -32,7 +33,6 @@ from flowspec.core.head.head import too_long
 from flowspec.errors import InputError
 from flowspec.interruption import INTERRUPTED
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, check_utf8
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts

@@ -121,8 +121,8 @@ def add_cache_argument(group: argparse._ActionsContainer) -> None:
         "--cache",
         choices=CACHES,
         default=CACHE_AUTO,
-        help="keys and values: q8_0 takes half the memory of the usual 16 bits (default: as the precision's "
-        "activations)",
+        help="keys and values: q8_0 takes half the memory of the usual 16 bits (default: float16, with "
+        "--dtype float32 that)",
     )
 
 

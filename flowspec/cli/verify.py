@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flowspec.bench.console import show_table
+from flowspec.bench.prompts import of_each_domain, read_prompts
 from flowspec.cli.console import loading_bar
 from flowspec.cli.options import (
     FILTERS,
@@ -45,7 +46,6 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.grammar import GrammarVocabulary
-from flowspec.model.prompts import of_each_domain, read_prompts
 from flowspec.model.text import Tokenizer, check_tokenizer, recommended
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster_file import read_drafters

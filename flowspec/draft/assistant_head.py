@@ -33,7 +33,7 @@ from flowspec.model.engines import engine_of
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
-from flowspec.model.parts import LayerShape, Linear, Matrix, Plain, linear_shape, norm_shape, rounded
+from flowspec.model.parts import LayerShape, Linear, Matrix, Plain, linear_shape, norm_shape
 from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
@@ -88,20 +88,20 @@ class _MaskedEmbedding:
         self, engine: Engine, centroids: Linear, ordering: I64, chosen: int, weights: Matrix
     ) -> None:
         self._engine, self._weights, self._chosen = engine, weights, chosen
-        self._centroids = engine.rows(linear=centroids)
+        self._centroids = engine.rows(linear=centroids, are_logits=True)
         self._tokens = ordering.reshape(centroids.outputs, -1)
 
     def logits(self, hidden: Array) -> F32:
         """`[rows, vocabulary]`. Tokens of other clusters have the least number: they are not scored, so none
         of them is ever proposed (the published code gives each a little less than the least)."""
         engine = self._engine
-        near = engine.numpy(engine.wide(self._centroids(hidden)))
+        near = engine.numpy(self._centroids(hidden))
         found = np.full((len(near), self._tokens.size), np.finfo(np.float32).min, np.float32)
         for row, clusters in enumerate(np.argsort(-near, axis=1, kind="stable")[:, : self._chosen]):
             tokens = self._tokens[clusters].reshape(-1)
             own = Plain(self._weights.weights[tokens])
-            scores = engine.rows(linear=Linear(inputs=hidden.shape[1], matrices=(own,)))
-            found[row, tokens] = engine.numpy(engine.wide(scores(hidden[row : row + 1])))[0]
+            scores = engine.rows(linear=Linear(inputs=hidden.shape[1], matrices=(own,)), are_logits=True)
+            found[row, tokens] = engine.numpy(scores(hidden[row : row + 1]))[0]
         return found
 
 
@@ -154,7 +154,7 @@ class AssistantHead:
         self._norm = engine.rows(norm=parts["model.norm"])
         self._pre = engine.rows(linear=parts["pre_projection"])
         self._post = engine.rows(linear=parts["post_projection"])
-        self._lm_head = engine.rows(linear=parts["lm_head"])
+        self._lm_head = engine.rows(linear=parts["lm_head"], are_logits=True)
         held = {source.kind: source.heads for source in sources}
         self._layers = []
         for place, (layer, kind) in enumerate(zip(spec.layers, types, strict=True)):
@@ -264,7 +264,7 @@ class AssistantHead:
         computed; `features` `[rows, feature_width]`.
         """
         engine, scale = self.engine, self._target.embedding_scale
-        embedded = engine.scaled(engine.cast(self._table.weights[tokens]), rounded(scale, engine))
+        embedded = engine.scaled(engine.cast(self._table.weights[tokens]), scale)
         run = engine.begin(self._pre(engine.joined([embedded, features])), batch)
         angles = [engine.angles(positions, rotary) for rotary in self._spec.rotaries]
         for layer, spec in zip(self._layers, self._spec.layers, strict=True):
@@ -276,7 +276,7 @@ class AssistantHead:
         """`[rows, vocabulary]` from `[rows, hidden_size]`; the published code caps none."""
         if self._masked is not None:
             return self._masked.logits(hidden)
-        found: F32 = self.engine.numpy(self.engine.wide(self._lm_head(hidden)))
+        found: F32 = self.engine.numpy(self._lm_head(hidden))
         return found
 
     def target_ids(self) -> None:

@@ -91,10 +91,10 @@ class BlockHead:
         self._fc = engine.rows(linear=parts["fc"])
         self._hidden_norm = engine.rows(norm=parts["hidden_norm"])
         self._norm = engine.rows(norm=parts["norm"])
-        self._lm_head = engine.rows(linear=parts["lm_head"])
+        self._lm_head = engine.rows(linear=parts["lm_head"], are_logits=True)
         if block.rank:
             self._latent = parts["markov_head.markov_w1"].matrix
-            self._markov = engine.rows(linear=parts["markov_head.markov_w2"])
+            self._markov = engine.rows(linear=parts["markov_head.markov_w2"], are_logits=True)
         if block.is_gated:
             self._gate = engine.rows(linear=parts["markov_head.gate_proj"])
         self._layers, self._writers = [], []
@@ -219,21 +219,20 @@ class BlockHead:
         engine = self.engine
         latent = engine.take(self._latent, np.array(tokens, np.int64))
         if self.block.is_gated:
-            gates = engine.function(self._gate(engine.joined([guesses, latent])), "sigmoid")
-            latent = engine.narrow(engine.wide(gates) * engine.wide(latent))
+            gates = engine.function(engine.wide(self._gate(engine.joined([guesses, latent]))), "sigmoid")
+            latent = engine.narrow(gates * engine.wide(latent))
         return engine.joined([guesses, latent])
 
     def logits(self, hidden: Array) -> F32:
         """`[rows, vocabulary]` from `[rows, hidden_size]`."""
         engine = self.engine
-        logits = engine.scaled(self._lm_head(hidden[:, : self.width]), self.block.logits_scale)
+        logits = self._lm_head(hidden[:, : self.width]) * self.block.logits_scale
         cap = self.block.logits_cap
         if cap is not None:
-            logits = engine.scaled(engine.function(engine.scaled(logits, 1 / cap), "tanh"), cap)
+            logits = engine.function(logits / cap, "tanh") * cap
         if self.block.rank:
-            more = self._markov(hidden[:, self.width :])
-            logits = engine.narrow(engine.wide(logits) + engine.wide(more))
-        found: F32 = engine.numpy(engine.wide(logits))
+            logits = logits + self._markov(hidden[:, self.width :])
+        found: F32 = engine.numpy(logits)
         return found
 
     def target_ids(self) -> None:

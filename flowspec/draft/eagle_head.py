@@ -99,7 +99,7 @@ class EagleHead:
         self._norm = None if norm is None else engine.rows(norm=norm)
         lm_head = parts.get(_LM_HEAD) or Linear(inputs=spec.hidden, matrices=(self._embedding,))
         is_before = norm is not None and not config.is_output_normed
-        self._lm_head = engine.rows(norm=norm if is_before else None, linear=lm_head)
+        self._lm_head = engine.rows(norm=norm if is_before else None, linear=lm_head, are_logits=True)
         self._layers = [
             engine.layer(parts[f"layers.{place}"], own, place) for place, own in enumerate(spec.layers)
         ]

@@ -64,7 +64,7 @@ class MtpHead:
         self._projection = engine.rows(linear=projection)
         self._layer = engine.layer(layer, spec.layers[0])
         self._norm = engine.rows(norm=parts[NORM])
-        self._lm_head = engine.rows(linear=parts[LM_HEAD])
+        self._lm_head = engine.rows(linear=parts[LM_HEAD], are_logits=True)
 
     @staticmethod
     def load(target: ModelFiles, dtype: str, device: str) -> MtpHead:

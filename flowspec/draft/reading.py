@@ -12,7 +12,7 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import DTYPES, room
 from flowspec.model.engine import Engine
 from flowspec.model.files import ModelFiles
-from flowspec.model.parts import LayerShape, Matrix, Parameter, Plain, Shape
+from flowspec.model.parts import MATRICES, LayerShape, Matrix, Parameter, Plain, Shape
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import end_names
 
@@ -48,7 +48,7 @@ def read_parts(shapes: Shapes, engine: Engine, eps: float, read: Reader) -> dict
     """By the names of `shapes` parts, of a layer all of its own."""
     values = {}
     for name, parameter in parameters_of(shapes).items():
-        kind = "float32" if parameter.role in ("exact", "number") else engine.dtype
+        kind = engine.dtype if parameter.role in MATRICES else "float32"
         array = room(parameter.shape, DTYPES[kind])
         read(name, array)
         held = engine.array(array)

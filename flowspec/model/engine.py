@@ -41,6 +41,9 @@ class Engine(Memory, Protocol):
         """Here again."""
 
     def copied(self, x: Array) -> Array: ...
+    def wide(self, x: Array) -> Array:
+        """In float32."""
+
     def narrow(self, x: Array) -> Array:
         """In the dtype of rows."""
 
@@ -60,25 +63,35 @@ class Engine(Memory, Protocol):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> Any:
+    def layer(
+        self,
+        parts: Parts,
+        spec: LayerSpec,
+        source: int = 0,
+        going: int | None = None,
+        is_source: bool = False,
+    ) -> Any:
         """What `Pass.run` takes. It attends to keys and values of a `source`, counted from the slice's first
-        layer, mostly itself; its own go on from number `going`, if they do."""
+        layer, mostly itself; to its own later layers do if it `is_source`, and they go on from number
+        `going`, if they do."""
 
-    def rows(self, *, norm: NormPart | None = None, linear: Linear | None = None) -> RowsFunction:
-        """A norm, a linear layer, or both."""
+    def rows(
+        self, *, norm: NormPart | None = None, linear: Linear | None = None, are_logits: bool = False
+    ) -> RowsFunction:
+        """A norm, a linear layer, or both; logits are float32, and other rows as those that are given."""
 
     def take(self, table: Matrix, rows: I64) -> Array:
         """Rows of a table, in the dtype of rows."""
 
     def angles(self, positions: I64, rotary: Rotary) -> Angles: ...
     def turn(self, x: Array, angles: Angles) -> Array:
-        """Queries or keys `[rows, heads, width]`, turned by their positions."""
+        """Queries or keys `[rows, heads, width]`, turned by their positions, in float32."""
 
     def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
-        """Keys and values `[rows, kv_heads, head_dim]` to slots of a layer's."""
+        """Keys and values `[rows, kv_heads, head_dim]`, of whatever dtype, to slots of a layer's."""
 
     def function(self, x: Array, name: str) -> Array:
-        """One of `plain.FUNCTIONS`, number by number, in the dtype of x."""
+        """One of `plain.FUNCTIONS`, number by number, of float32."""
 
     def begin(self, hidden: Array, batch: TreeBatch) -> Pass:
         """With hidden states `[rows, width]` of its own."""

@@ -82,11 +82,20 @@ class Cpu(Engine):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> Program:
-        return program_of(parts, spec, self._how, source, going)
+    def layer(
+        self,
+        parts: Parts,
+        spec: LayerSpec,
+        source: int = 0,
+        going: int | None = None,
+        is_source: bool = False,
+    ) -> Program:
+        return program_of(parts, spec, self._how, source, going, is_source)
 
-    def rows(self, *, norm: NormPart | None = None, linear: Linear | None = None) -> RowsFunction:
-        return Rows(self._room, self._how, norm, linear)
+    def rows(
+        self, *, norm: NormPart | None = None, linear: Linear | None = None, are_logits: bool = False
+    ) -> RowsFunction:
+        return Rows(self._room, self._how, norm, linear, are_logits)
 
     def take(self, table: Matrix, rows: I64) -> Array:
         if isinstance(table, Plain):
@@ -101,35 +110,33 @@ class Cpu(Engine):
     def function(self, x: Array, name: str) -> Array:
         given = np.ascontiguousarray(x)
         found = np.empty_like(given)
-        where = address(given), kind_of(given.dtype), given.size, FUNCTIONS.index(name), None, address(found)
-        self._library.function(*where)
+        self._library.function(address(given), given.size, FUNCTIONS.index(name), None, address(found))
         return found
 
     def angles(self, positions: I64, rotary: Rotary) -> Angles:
         frequencies, given = np.array(rotary.frequencies, np.float32), np.ascontiguousarray(positions)
-        cosine, sine = (np.empty((1, len(given), 2 * len(frequencies)), DTYPES[self.dtype]) for _ in range(2))
+        cosine, sine = (np.empty((1, len(given), 2 * len(frequencies)), np.float32) for _ in range(2))
         of_rows = address(given), len(given), address(frequencies), len(frequencies)
-        self._library.angles(*of_rows, rotary.scale, self._kind, address(cosine), address(sine))
+        self._library.angles(*of_rows, rotary.scale, address(cosine), address(sine))
         return cosine, sine
 
     def turn(self, x: Array, angles: Angles) -> Array:
         rows, heads, width = x.shape
-        given, found = np.ascontiguousarray(x), np.empty(x.shape, x.dtype)
+        given, found = np.ascontiguousarray(widened(x)), np.empty(x.shape, np.float32)
         where = address(given), address(angles[0]), address(angles[1]), address(found)
         shape = rows, heads, width, angles[0].shape[-1], heads * width, width
-        self._library.turn(compiled.TurnFields(*where, *shape, self._kind))
+        self._library.turn(compiled.TurnFields(*where, *shape))
         return found
 
     def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
         to_keys, to_values, steps = to
-        given = [np.ascontiguousarray(each) for each in (keys, values, slots)]
+        given = [np.ascontiguousarray(each) for each in (widened(keys), widened(values), slots)]
         where: list[int | None] = [address(each) for each in (*given, to_keys, to_values, *(steps or ()))]
         where += [None] * (7 - len(where))
         rows, heads, width = keys.shape
         shape = rows, heads, width, to_values.shape[2], to_values.shape[1]
         between = (heads * width, width) * 2
-        kinds = kind_of(keys.dtype), kind_of(to_keys.dtype)
-        self._library.store(compiled.StoredFields(*where, *shape, *between, *kinds))
+        self._library.store(compiled.StoredFields(*where, *shape, *between, kind_of(to_keys.dtype)))
 
     def begin(self, hidden: Array, batch: TreeBatch) -> _Pass:
         return _Pass(self._room, hidden, batch)

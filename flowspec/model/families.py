@@ -90,7 +90,7 @@ class Family:
     prefix: str
     dense: Mapping[str, Any] = field(default_factory=dict)
     has_output_bias: bool = True
-    norm: Norm = "cast, scale"
+    norm: Norm = "weights"
     norm_eps: str = "rms_norm_eps"
     last_norm: str = "norm"
     other_layers: str = ""
@@ -147,7 +147,7 @@ _QWEN3_5 = Family(
     module="qwen3_5",
     prefix="Qwen3_5",
     dense={"query_norm": "head", "is_gated": True},
-    norm="scale by 1 + w, cast",
+    norm="1 + weights",
     other_layers=LINEAR,
     rotary_is_partial=True,
     only={
@@ -172,7 +172,6 @@ _GEMMA4 = Family(
     module="gemma4",
     prefix="Gemma4",
     dense={**_SANDWICH, "query_norm": "head", "scale": 1.0, "has_value_norm": True, "has_factor": True},
-    norm="scale, cast",
     is_embedding_scaled=True,
     rotary_by_layer_type=True,
     router="scaled softmax to 1",
@@ -184,7 +183,7 @@ _MULTIMODAL = {
         module="gemma3",
         prefix="Gemma3",
         dense={**_SANDWICH, "query_norm": "head"},
-        norm="scale by 1 + w, cast",
+        norm="1 + weights",
         is_embedding_scaled=True,
         rotary_by_layer_type=True,
         only={"attn_logit_softcapping": None, "final_logit_softcapping": None},
@@ -205,7 +204,7 @@ FAMILIES = {
         module="gemma2",
         prefix="Gemma2",
         dense=_SANDWICH,
-        norm="scale by 1 + w, cast",
+        norm="1 + weights",
         is_embedding_scaled=True,
     ),
     "phi3": Family(module="phi3", prefix="Phi3", dense={"is_joined": True}, rotary_is_partial=True),
@@ -215,7 +214,6 @@ FAMILIES = {
         module="olmo2",
         prefix="Olmo2",
         dense={**_SANDWICH, "norm_before_attention": "", "norm_before_mlp": "", "query_norm": "width"},
-        norm="scale, cast",
     ),
     "olmoe": Family(module="olmoe", prefix="Olmoe", dense={"query_norm": "width"}, stacked=_EXPERTS),
     "qwen3_moe": Family(
@@ -280,7 +278,6 @@ FAMILIES = {
         module="gpt_oss",
         prefix="GptOss",
         dense={"has_sinks": True},
-        norm="scale, cast",
         router="softmax of chosen",
         stacked={
             **_EXPERTS,

@@ -251,7 +251,7 @@ class ModelFiles:
         """What the model computes. Raises `InputError` for what is not supported."""
         config = self.config()
         family_of(config, self.model)
-        return spec_of(config, f"{self.gguf or self.path('config.json')}")
+        return spec_of(config, str(self.gguf or Path(self.folder or self.model, "config.json")))
 
     def file_map(self) -> dict[str, str]:
         """Tensor name -> file name, by the names that safetensors files have."""

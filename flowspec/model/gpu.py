@@ -77,13 +77,13 @@ def cuda_library(device: str) -> CudaLibrary:
 # ------------------------------------------------------------------------------------------ products
 
 
-def in_blocks(x: Tensor, weights: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x W^T + b` by torch, for always the same number of rows."""
-    count, size = len(x), BLOCKS[x.dtype]
-    if count <= size:  # in fewer calls
-        return F.linear(F.pad(x, (0, 0, 0, size - count)), weights, bias)[:count]
-    parts = torch.split(F.pad(x, (0, 0, 0, -count % size)), size)
-    return torch.cat([F.linear(part, weights, bias) for part in parts])[:count]
+def in_blocks(x: Tensor, weights: Tensor) -> Tensor:
+    """Float32 `x W^T` by torch, in the dtype of weights, for always the same number of rows."""
+    count, size = len(x), BLOCKS[weights.dtype]
+    filled = F.pad(x.to(weights.dtype), (0, 0, 0, -count % size))
+    if len(filled) == size:  # in fewer calls
+        return F.linear(filled, weights)[:count].float()
+    return torch.cat([F.linear(part, weights) for part in torch.split(filled, size)])[:count].float()
 
 
 class _Int4:
@@ -104,32 +104,32 @@ class _Int4:
     def multiply(self, rows: Tensor) -> Tensor:
         filled = F.pad(rows.bfloat16(), (0, -self._inputs % GROUP))
         found: Tensor = torch._weight_int4pack_mm(filled, self._packed, GROUP, self._scales)
-        return found[:, : self.outputs].to(rows.dtype)
+        return found[:, : self.outputs].float()
 
 
 def _widened_product(rows: Tensor, matrix: Packed) -> Tensor:
     """In float32, the weights of a block of outputs at a time."""
-    form, made, given = FORMS[matrix.form], [], F.pad(rows.float(), (0, matrix.inputs - rows.shape[1]))
+    form, made, given = FORMS[matrix.form], [], F.pad(rows, (0, matrix.inputs - rows.shape[1]))
     for first in range(0, matrix.outputs, WIDENED):
         last = min(matrix.outputs, first + WIDENED)
         weights = numbers_of(form, matrix.panels[first // PANEL : -(-last // PANEL)])[: last - first]
         made.append(in_blocks(given, weights))
-    return torch.cat(made, dim=1).to(rows.dtype)
+    return torch.cat(made, dim=1)
 
 
-def multiplied(rows: Tensor, linear: Linear, bias: Tensor | None = None) -> Tensor:
-    """By a linear layer, whose bias, or the one that is given, is added before the result is rounded."""
+def multiplied(rows: Tensor, linear: Linear, _is_fine: bool = False, bias: Tensor | None = None) -> Tensor:
+    """Float32 rows by a linear layer, whose bias, or the one that is given, is added; none is rounded to
+    levels, finely or not."""
     bias = linear.bias if bias is None else bias
-    if isinstance(linear.matrices[0], Plain):
-        return in_blocks(rows, linear.matrices[0].weights, bias)
     given = rows if linear.order is None else rows[:, linear.order]
-    wide = given if bias is None else given.float()
-    made = [
-        _widened_product(wide, each) if isinstance(each, Packed) else each.multiply(wide)
-        for each in linear.matrices
-    ]
+    made = []
+    for each in linear.matrices:
+        if isinstance(each, Plain):
+            made.append(in_blocks(given, each.weights))
+        else:
+            made.append(_widened_product(given, each) if isinstance(each, Packed) else each.multiply(given))
     found = torch.cat(made, dim=1)
-    return found if bias is None else (found + bias).to(rows.dtype)
+    return found if bias is None else found + bias
 
 
 # -------------------------------------------------------------------------------------------- engine
@@ -180,13 +180,24 @@ class Gpu(Engine):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(self, parts: Parts, spec: LayerSpec, source: int = 0, going: int | None = None) -> _Layer:
-        return _Layer(spec, parts, self._how, multiplied, self._ops, source, going)
+    def layer(
+        self,
+        parts: Parts,
+        spec: LayerSpec,
+        source: int = 0,
+        going: int | None = None,
+        is_source: bool = False,
+    ) -> _Layer:
+        return _Layer(spec, parts, self._how, multiplied, self._ops, is_source, source, going)
 
-    def rows(self, *, norm: NormPart | None = None, linear: Linear | None = None) -> RowsFunction:
+    def rows(
+        self, *, norm: NormPart | None = None, linear: Linear | None = None, are_logits: bool = False
+    ) -> RowsFunction:
         def run(x: Tensor) -> Array:
-            x = x if norm is None else self._ops.norm(x, norm.weights, norm.eps, self._how)
-            return x if linear is None else multiplied(x, linear)
+            found = x.float()
+            found = found if norm is None else self._ops.norm(found, norm.weights, norm.eps, self._how)
+            found = found if linear is None else multiplied(found, linear)
+            return found if are_logits else found.to(x.dtype)
 
         return run
 
@@ -202,14 +213,14 @@ class Gpu(Engine):
     def angles(self, positions: I64, rotary: Rotary) -> Angles:
         places = torch.from_numpy(positions).to(self._there)[None]
         frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32, device=self._there)
-        return plain.angles(places, frequencies, rotary.scale, self._dtype)
+        return plain.angles(places, frequencies, rotary.scale)
 
     def turn(self, x: Tensor, angles: Angles) -> Array:
-        return self._ops.turned(x, *angles)
+        return self._ops.turned(x.float(), *angles)
 
     def store(self, slots: I64, keys: Tensor, values: Tensor, to: Held) -> None:
         there = torch.from_numpy(slots).to(self._there)
-        self._ops.store(there, keys.transpose(0, 1), values.transpose(0, 1), to)
+        self._ops.store(there, keys.float().transpose(0, 1), values.float().transpose(0, 1), to)
 
     def begin(self, hidden: Tensor, batch: TreeBatch) -> _Pass:
         return _Pass(self, hidden, batch)
@@ -290,7 +301,7 @@ class _Pass:
         """Of each request its rows, and the inputs `[slots, width]` that are held of it, these now, too."""
         for rows, span in self._batch.of(self._layer.source):
             held = rows.cache.inputs(self._layer.source)
-            held[self._there(rows.slots)] = inputs[span]
+            held[self._there(rows.slots)] = inputs[span].to(held.dtype)
             yield rows, held
 
 

@@ -85,28 +85,25 @@ def _copied(given: Any, device: torch.device) -> Any:
 def _calls(generator: torch.Generator) -> Iterator[tuple[str, tuple[Any, ...]]]:
     """Names of functions of `plain`, and what these are given."""
 
-    def some(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).to(dtype)
+    def some(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator)
 
-    for dtype in DTYPES.values():
-        edges = torch.tensor([0.0, -86.1, 89.0, torch.inf, -torch.inf])
-        numbers = torch.cat([20 * some(1007), edges]).to(dtype)
-        for function in plain.FUNCTIONS:
-            yield "function", (numbers, function)
-        for width in WIDTHS:
-            rows, weights = some(7, width, dtype=dtype), some(width, dtype=dtype)
-            for how in NORMS:
-                yield "norm", (rows, weights, 1e-6, how)
-        yield "turned", (some(7, 3, 24, dtype=dtype), *(some(1, 7, 16, dtype=dtype) for _ in range(2)))
+    numbers = torch.cat([20 * some(1007), torch.tensor([0.0, -86.1, 89.0, torch.inf, -torch.inf])])
+    for function in plain.FUNCTIONS:
+        yield "function", (numbers, function)
+    for width in WIDTHS:
+        rows, weights = some(7, width), some(width)
+        for how in NORMS:
+            yield "norm", (rows, weights, 1e-6, how)
+    yield "turned", (some(7, 3, 24), some(1, 7, 16), some(1, 7, 16))
+    for dtype in DTYPES.values():  # of what is held
         for width, cap, has_sinks in ((8, 0.0, False), (80, 30.0, False), (24, 0.0, True)):
-            queries = some(5, 4, width, dtype=dtype)
-            keys, values = some(2, 6, width, 16, dtype=dtype), some(2, 96, -(-width // 16) * 16, dtype=dtype)
+            keys, values = some(2, 6, width, 16).to(dtype), some(2, 96, -(-width // 16) * 16).to(dtype)
             paths = torch.stack([torch.randperm(96, generator=generator)[:70] for _ in range(5)])
             paths[:, 30:40] = -1
             held, sinks = (keys, values, None), some(4) if has_sinks else None
-            yield "attention", (queries, held, paths, width**-0.5, cap, sinks)
-            new = some(2, 5, width, dtype=dtype), some(2, 5, width, dtype=dtype)
-            yield "store", (torch.tensor([17, 0, 5, 31, 90]), *new, held)
+            yield "attention", (some(5, 4, width), held, paths, width**-0.5, cap, sinks)
+            yield "store", (torch.tensor([17, 0, 5, 31, 90]), some(2, 5, width), some(2, 5, width), held)
     for inputs, outputs in ((1, 3), (64, 40), (2880, 33)):
         rows, weights = some(3, inputs), some(outputs, inputs)
         yield "product", (rows, weights)
@@ -122,7 +119,7 @@ def _bits(x: torch.Tensor) -> torch.Tensor:
 def product_fault(dtype: str, arithmetic: str, device: str) -> str:
     """What is wrong with the products of a precision, or nothing."""
     generator, activations = torch.Generator().manual_seed(1), ACTIVATIONS[dtype]
-    own, engine = DTYPES[activations], Gpu(dtype, arithmetic, "cast, scale", device)
+    own, engine = DTYPES[activations], Gpu(dtype, arithmetic, "weights", device)
     for place, (inputs, outputs) in enumerate(SHAPES):
         say(share=0.2 + 0.2 * place)
         weights = torch.randn((outputs, inputs), generator=generator) * inputs**-0.5

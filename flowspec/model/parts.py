@@ -18,12 +18,13 @@ from flowspec.model.arithmetic.arrays import Array, Memory, contiguous, namespac
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.families import Family
 
-Role = Literal["matrix", "experts", "table", "vector", "widened", "exact", "number"]
+Role = Literal["matrix", "experts", "table", "vector", "number"]
 """The matrix of a linear layer or those of experts, which may be packed; a table, which is only as files have
-it; or numbers, rounded to the precision's activations, and then `widened` to float32; those that are `exact`
-are not rounded, and a `number` is a single one of them."""
+it; or numbers in float32, of which a `number` is a single one."""
 RowsFunction = Callable[[Array], Array]
 """From rows `[rows, inputs]` to `[rows, outputs]`."""
+MATRICES = ("matrix", "experts", "table")
+"""Those that are held in the precision."""
 LAYER_INPUT = "layer_input"
 """What makes a layer's own input (Gemma 4)."""
 
@@ -98,7 +99,7 @@ class NormPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RouterPart:
-    """By what rows choose experts: `weights` `[experts, hidden]`, and in float32 the `correction` added in
+    """By what rows choose experts, in float32: `weights` `[experts, hidden]`, the `correction` added in
     choosing, and `scales` of chosen shares. Rows may go through a `norm` first, and a `factor`."""
 
     weights: Array
@@ -120,16 +121,11 @@ class Table:
 Part = Linear | Stack | NormPart | RouterPart | Table | Array | float
 Parts = Mapping[str, Part]
 """Of a layer, by the names of most families. Beside what files have, `{mixer}.taps` are a convolution's
-weights `[length, width]`, float32, and `linear_attn.rates` how fast each head's state fades, then what is
-added to its rate, float32."""
+weights `[length, width]`, and `linear_attn.rates` how fast each head's state fades, then what is added to its
+rate. But for matrices all is float32."""
 
 
 # --------------------------------------------------------------------------------------------- shapes
-
-
-def rounded(value: float, memory: Memory) -> float:
-    """To the dtype of rows."""
-    return float(memory.wide(memory.cast(np.array([value], np.float32))).item())
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,24 +149,23 @@ class Shape:
                 linears = tuple(Linear(inputs=self.width, matrices=each) for each in given)
                 return Stack(linears=linears, bias=values.get("_bias"))
             case "norm":
-                weights = memory.cast(np.ones(self.width, np.float32)) if given is None else given
+                weights = memory.array(np.ones(self.width, np.float32)) if given is None else given
                 return NormPart(weights=weights, eps=eps, has_weights=given is not None)
             case "router":
                 bias, correction = values.get(".bias"), values.get(".e_score_correction_bias")
                 return RouterPart(weights=given, bias=bias, correction=correction)
             case "normed router":
-                weights, scales = values[".proj.weight"], contiguous(memory.wide(values[".per_expert_scale"]))
+                weights, scales = values[".proj.weight"], values[".per_expert_scale"]
                 norm, factor = NormPart(weights=values[".scale"], eps=eps), self.width**-0.5
                 return RouterPart(weights=weights, norm=norm, factor=factor, scales=scales)
             case "table":
                 matrix = given[0] if isinstance(given, tuple) else Plain(given)
-                return Table(matrix=matrix, factor=rounded(self.width**0.5, memory))
+                return Table(matrix=matrix, factor=self.width**0.5)
             case "wide":
-                wide = memory.wide(given)
-                return contiguous(wide if wide.ndim == 1 else wide[:, 0].T)
+                return contiguous(given if given.ndim == 1 else given[:, 0].T)
             case "rates":
-                fast = -values[".A"] if ".A" in values else plain.exp(memory.wide(values[".A_log"]))
-                return namespace(fast).concatenate([fast, memory.wide(values[".dt_bias"])])
+                fast = -values[".A"] if ".A" in values else plain.exp(values[".A_log"])
+                return namespace(fast).concatenate([fast, values[".dt_bias"]])
             case "number":
                 return float(given.item())
 
@@ -191,23 +186,23 @@ def table_shape(rows: int, width: int) -> Shape:
 def _router_shape(mixture: Mixture, hidden: int) -> Shape:
     weights, of_experts = Parameter((mixture.experts, hidden)), (mixture.experts,)
     if mixture.is_parallel:
-        scales = {".scale": Parameter((hidden,)), ".per_expert_scale": Parameter(of_experts, "widened")}
+        scales = {".scale": Parameter((hidden,)), ".per_expert_scale": Parameter(of_experts)}
         return Shape("normed router", {".proj.weight": weights, **scales}, hidden)
     found = {".weight": weights}
     if mixture.has_biases:
         found[".bias"] = Parameter(of_experts)
     if mixture.router == "sigmoid":
-        found[".e_score_correction_bias"] = Parameter(of_experts, "exact")
+        found[".e_score_correction_bias"] = Parameter(of_experts)
     return Shape("router", found, hidden)
 
 
 def _vector_shape(count: int) -> Shape:
-    return Shape("wide", {"": Parameter((count,), "widened")})
+    return Shape("wide", {"": Parameter((count,))})
 
 
 def _taps_shape(width: int, length: int) -> Shape:
     """Of a convolution, whose weights become `[length, width]`."""
-    return Shape("wide", {".weight": Parameter((width, 1, length), "widened")})
+    return Shape("wide", {".weight": Parameter((width, 1, length))})
 
 
 class LayerShape:
@@ -320,8 +315,8 @@ class LayerShape:
         self._add_linear("linear_attn.out_proj", self._hidden, values)
         self._add("linear_attn.norm", norm_shape(mixer.value_width))
         self._add("linear_attn.taps", _taps_shape(mixed, mixer.length), "linear_attn.conv1d")
-        wide = Parameter((heads,), "widened")
-        fading = {".A": Parameter((heads,), "exact")} if has_fading else {".A_log": wide}
+        wide = Parameter((heads,))
+        fading = {".A": Parameter((heads,))} if has_fading else {".A_log": wide}
         self._add("linear_attn.rates", Shape("rates", {**fading, ".dt_bias": wide}), "linear_attn")
 
     def _add_mlp(self, name: str, neurons: int) -> None:

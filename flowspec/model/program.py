@@ -1,8 +1,8 @@
 """A layer as a list of operations that C runs in one call (`flowspec_run` in `arithmetic/canonical.c`).
 
 The list is made when a slice is loaded, of the layer's `LayerSpec` and of its parts, which say where its
-matrices and norms lie in memory and how. Rows stay in registers, each a matrix `[rows, width]`; register 0 is
-the hidden state, which the operations add to in place.
+matrices and norms lie in memory and how. Rows stay in registers, each a float32 matrix `[rows, width]`; what
+comes to a layer and leaves it is of the kind in which hidden states travel.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from flowspec.model.arithmetic.plain import UNIT_EPS
 from flowspec.model.parts import Linear, NormPart, Packed, Parts, RouterPart, Stack
 
 _NAMES = (
-    *("norm", "widen", "pair", "round", "linear", "pairs", "packed", "halves"),
+    *("norm", "divide", "pair", "round", "linear", "pairs", "packed", "halves"),
     *("turn", "store", "attend", "gate", "add", "copy", "clip", "choose", "sort", "gather", "mix"),
-    *("multiply", "scale", "hold", "convolve", "recall", "step_states", "load", "look_up", "carry"),
+    *("multiply", "scale", "hold", "convolve", "recall", "step_states", "load", "load_embedding"),
+    *("look_up", "carry", "leave", "narrow"),
 )
 CODES = {name: code for code, name in enumerate(_NAMES)}
 """In the source's order."""
-PREPARED_BY = {"linear": "widen", "pairs": "pair", "packed": "round"}
+PREPARED_BY = {"linear": "divide", "pairs": "pair", "packed": "round"}
 """What rows are made of before they are multiplied, by how they are."""
 STAGES = {
     **dict.fromkeys((*PREPARED_BY, "halves"), "outputs"),
@@ -54,10 +55,7 @@ HOW_CHOSEN: tuple[tuple[Router, ...], ...] = (
 )
 """In the source's order."""
 REGISTERS_MAX = 48
-SIZES = (4, 2, 2)
-"""Bytes of a number of each kind."""
-NO_FUNCTION = len(FUNCTIONS)
-ALIGNMENT = 64
+ALIGNMENT, FLOAT_BYTES = 64, 4
 
 
 class View(NamedTuple):
@@ -78,7 +76,7 @@ _NONE, _NO_OTHER = View(0, 0, 0), View(-1, 0, 0)
 
 class _Operand(NamedTuple):
     """A matrix as the source reads it: outputs of a linear layer from number `first` on; `prepared`: how it
-    is multiplied, and which rows it takes."""
+    is multiplied, and which rows it takes, rounded so many `times`."""
 
     prepared: tuple[str, int, bool]
     kind: int
@@ -122,8 +120,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How rows of a kind are computed: their norms, and products with matrices that are plain (`linear`, or
-    `pairs`)."""
+    """How rows are computed: the kind in which hidden states travel, norms, and products with matrices that
+    are plain (`linear`, or `pairs`)."""
 
     kind: int
     norm: Norm
@@ -131,38 +129,52 @@ class Arithmetic:
 
 
 def program_of(
-    parts: Parts, spec: LayerSpec, how: Arithmetic, source: int = 0, going: int | None = None
+    parts: Parts,
+    spec: LayerSpec,
+    how: Arithmetic,
+    source: int = 0,
+    going: int | None = None,
+    is_source: bool = False,
 ) -> Program:
-    """Of a layer that attends to keys and values of a `source`; its own go on from number `going`, if they
-    do."""
-    maker = _LayerMaker(parts, spec, how)
+    """Of a layer that attends to keys and values of a `source`; to its own later layers do if it `is_source`,
+    and they go on from number `going`, if they do."""
+    maker = _LayerMaker(parts, spec, how, is_source=is_source)
     mixer, program = maker.dense.mixer, maker.make(going)
     program.source, program.view = source, (spec.window or None, mixer)
     if isinstance(mixer, DeltaRule):
-        program.past = _LayerMaker(parts, spec, how).past(mixer)
+        program.past = _LayerMaker(parts, spec, how, is_source=False).past(mixer)
     return program
 
 
 class Rows:
-    """Makes rows `[rows, outputs]` of rows `[rows, inputs]` alone: by a norm, a linear layer, or both."""
+    """Makes rows `[rows, outputs]` of rows `[rows, inputs]` alone: by a norm, a linear layer, or both. Of
+    logits, `are_logits`, rows are float32, and those that they are made of finely rounded."""
 
-    def __init__(self, room: Room, how: Arithmetic, norm: NormPart | None, linear: Linear | None) -> None:
+    def __init__(
+        self,
+        room: Room,
+        how: Arithmetic,
+        norm: NormPart | None,
+        linear: Linear | None,
+        are_logits: bool = False,
+    ) -> None:
         maker = Maker(how)
         if linear is not None:
-            found = maker.register(linear.inputs)
+            width = linear.inputs
         else:
             assert norm is not None, "there is something to do"
-            found = maker.register(norm.weights.size)
+            width = norm.weights.size
+        found = maker.add("load", to=maker.register(width))
         if norm is not None:
             found = maker.norm(found, norm)
         if linear is not None:
-            (found,) = maker.multiply(found, linear)
-        maker.add("carry", found)
+            (found,) = maker.multiply(found, linear, is_fine=are_logits)
+        maker.add("carry", found, kind=KINDS["float32"] if are_logits else how.kind)
         self._room, self._program, self.outputs = room, maker.program(), found.width
-        self._call = Call(between_going=self.outputs)
+        self._call, self._are_logits = Call(between_going=self.outputs), are_logits
 
     def __call__(self, x: Any) -> Any:
-        found = np.empty((len(x), self.outputs), x.dtype)
+        found = np.empty((len(x), self.outputs), np.float32 if self._are_logits else x.dtype)
         if len(x):
             call, given = self._call, np.ascontiguousarray(x)
             call.hidden, call.rows = address(given), len(given)
@@ -181,7 +193,7 @@ class Maker:
         self._starts: list[int] = []
         self._end = self._numbers = 0
         self._operations: list[Operation] = []
-        self._sums = self._sums_most = self._products = 0
+        self._sums = self._products = 0
         self._stage, self._spread = "", 1
 
     def program(self, mixture: Mixture | None = None) -> Program:
@@ -189,7 +201,7 @@ class Maker:
         assert registers <= REGISTERS_MAX, "the source has no more room"
         numbers = ctypes.c_int64 * registers
         lists = (Operation * count)(*self._operations), numbers(*self._widths), numbers(*self._starts)
-        sizes = self._numbers, self._sums_most, self._products, self.how.kind
+        sizes = self._numbers, self._sums, self._products, self.how.kind
         experts = (0, 0) if mixture is None else (mixture.experts, mixture.chosen)
         places = [ctypes.addressof(each) for each in lists]
         program = Program(*places, count, registers, *sizes, *experts)
@@ -222,19 +234,18 @@ class Maker:
         self._operations.append(Operation(**whole))
         return to
 
-    def hold(self, given: Array | None, *, as_rows: bool = False) -> int | None:
-        """Where it lies; `as_rows`: numbers that are read in the kind of rows."""
+    def hold(self, given: Array | None) -> int | None:
+        """Where it lies."""
         if given is None:
             return None
         assert given.flags.c_contiguous, "the source reads one number after another"
-        assert not as_rows or kind_of(given.dtype) == self.how.kind, "they are loaded so"
         self._held.append(given)
         return address(given)
 
     def norm(self, source: View, norm: NormPart, how: Norm | None = None) -> View:
         """Of each head alone, as wide as the weights are."""
         width, to = norm.weights.size, self.register(source.width)
-        weights, number = self.hold(norm.weights, as_rows=True), NORMS.index(how or self.how.norm)
+        weights, number = self.hold(norm.weights), NORMS.index(how or self.how.norm)
         shape: dict[str, Any] = {"inputs": width, "heads": source.width // width, "factor": 1 / width}
         return self.add("norm", source, to, weights=weights, eps=norm.eps, how=number, **shape)
 
@@ -243,8 +254,11 @@ class Maker:
         to = self.register(gates.width)
         return self.add("gate", gates, to, values, how=FUNCTIONS.index(name), **more)
 
-    def multiply(self, source: View, *linears: Linear, to: Sequence[View] = ()) -> list[View]:
-        """What linear layers make of the same rows, each in a register of its own, or `to` these places."""
+    def multiply(
+        self, source: View, *linears: Linear, to: Sequence[View] = (), is_fine: bool = False
+    ) -> list[View]:
+        """What linear layers make of the same rows, each in a register of its own, or `to` these places; rows
+        that are rounded are rounded twice where that is to be `is_fine`."""
         places = [*to] or [self.register(linear.outputs) for linear in linears]
         given = []
         for place, linear in zip(places, linears, strict=True):
@@ -253,7 +267,7 @@ class Maker:
                 own = self.register(order.size)
                 self.add("copy", source, own, weights=self.hold(order), inputs=order.size)
             given += [(own, place, linear.bias, operand) for operand in self._operands(linear)]
-        self._multiply(given)
+        self._multiply(given, 1 + is_fine)
         return places
 
     def multiply_each(self, source: View, stack: Stack) -> View:
@@ -266,7 +280,7 @@ class Maker:
             self._held.append(addresses)
             operand = alike[0]._replace(weights=ctypes.addressof(addresses), experts=len(alike))
             given.append((source, to, stack.bias, operand))
-        self._multiply(given)
+        self._multiply(given, 1)
         return to
 
     def _operands(self, linear: Linear) -> list[_Operand]:
@@ -287,40 +301,38 @@ class Maker:
             first += matrix.outputs
         return found
 
-    def _multiply(self, given: Sequence[tuple[View, View, Array | None, _Operand]]) -> None:
+    def _multiply(self, given: Sequence[tuple[View, View, Array | None, _Operand]], times: int) -> None:
         """Rows, where they come to, with which bias, by what; they are prepared once for all that take them
-        alike."""
+        alike, and rounded so many times."""
         for source, prepared in dict.fromkeys((source, each.prepared) for source, *_, each in given):
             alike = [each for each in given if (each[0], each[3].prepared) == (source, prepared)]
             first = alike[0][3]
             whole = View(source.register, 0, first.inputs), self._spread * first.inputs
             assert (source, self._widths[source.register]) == whole, "rows are read as they lie"
-            self.add(PREPARED_BY[prepared[0]], source, kind=first.kind, experts=first.experts)
-            self._sums = 0
+            self.add(PREPARED_BY[prepared[0]], source, kind=first.kind, experts=first.experts, how=times)
             for _, to, bias, each in alike:
-                at = self.hold(bias, as_rows=True)
-                at = None if at is None else at + each.first * SIZES[self.how.kind]
-                shape: dict[str, Any] = {"kind": each.kind, "experts": each.experts, "sums_at": self._sums}
+                at = self.hold(bias)
+                at = None if at is None else at + each.first * FLOAT_BYTES
+                shape: dict[str, Any] = {"kind": each.kind, "experts": each.experts, "how": times}
                 shape |= {"outputs": each.outputs, "weights": each.weights}
                 to = View(to.register, to.at + each.first, each.outputs)
                 self.add(prepared[0], source, to, bias=at, **shape)
-                self._sums += self._spread * each.outputs
-                self._sums_most = max(self._sums_most, self._sums)
                 self._products += self._spread * each.inputs * each.outputs
 
 
 class _LayerMaker(Maker):
-    def __init__(self, parts: Parts, spec: LayerSpec, how: Arithmetic) -> None:
+    def __init__(self, parts: Parts, spec: LayerSpec, how: Arithmetic, *, is_source: bool) -> None:
         super().__init__(how)
         assert spec.dense is not None, "there is an operation for everything"
+        self._is_source = is_source
         self._parts: Mapping[str, Any] = parts
         self._spec, self.dense = spec, spec.dense
 
     def make(self, going: int | None) -> Program:
         dense = self.dense
         norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
-        hidden = self.register(norm.weights.size)
-        self._end = 0  # the hidden state is the caller's
+        hidden = self.add("load", to=self.register(norm.weights.size))
+        begin = self._end
         rows = self._normed(hidden, dense.norm_before_attention)
         if dense.is_residual_normed:
             self.add("copy", rows, hidden, heads=1)
@@ -333,7 +345,7 @@ class _LayerMaker(Maker):
         else:
             found = self._attention(rows, going)
         self._added(hidden, found, dense.norm_after_attention)
-        self._end, self._stage = 0, "anew"  # the MLP's registers lie where attention's did
+        self._end, self._stage = begin, "anew"  # the MLP's registers lie where attention's did
         rows = self._normed(hidden, dense.norm_before_mlp)
         if dense.mixture is None:
             found = self._mlp("mlp", rows)
@@ -350,11 +362,11 @@ class _LayerMaker(Maker):
             self._input(hidden)
         if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
             self.add("scale", hidden, hidden, factor=factor)
+        self.add("leave", hidden, kind=self.how.kind)
         return self.program(dense.mixture)
 
     def past(self, mixer: DeltaRule) -> Program:
         """That of the steps alone."""
-        self.register(0)
         self._steps(mixer)
         return self.program()
 
@@ -362,20 +374,26 @@ class _LayerMaker(Maker):
         return self.norm(source, self._parts[name]) if name else source
 
     def _added(self, hidden: View, source: View, name: str) -> None:
+        """What attention or an MLP found, in the kind in which it could travel, after a norm of this name."""
+        self._narrow(source)
         self.add("add", self._normed(source, name), hidden, factor=self.dense.added_scale)
 
     def _joined(self, rows: View, name: str) -> View:
         """A token's embedding after this norm, then `rows`."""
-        embedding = self.add("load", to=self.register(rows.width))
+        embedding = self.add("load_embedding", to=self.register(rows.width))
         both = self.register(2 * rows.width)
         parts = self._normed(embedding, name), rows
         for part, to in zip(parts, both.split(rows.width, rows.width), strict=True):
             self.add("copy", part, to, heads=1)
         return both
 
-    def _multiplied(self, source: View, *names: str) -> list[View]:
+    def _narrow(self, *views: View) -> None:
+        for each in views if self.how.kind != KINDS["float32"] else ():
+            self.add("narrow", each, each)
+
+    def _multiplied(self, source: View, *names: str, is_fine: bool = False) -> list[View]:
         """By linear layers of these names."""
-        return self.multiply(source, *(self._parts[name] for name in names))
+        return self.multiply(source, *(self._parts[name] for name in names), is_fine=is_fine)
 
     # -------------------------------------------------------------------------- attention, and in its place
 
@@ -383,11 +401,11 @@ class _LayerMaker(Maker):
         spec, dense, width = self._spec, self.dense, self._spec.kv.width
         counts = spec.heads, spec.kv.count, spec.kv.count
         if "self_attn.qkv_proj" in self._parts:
-            (joined,) = self._multiplied(rows, "self_attn.qkv_proj")
+            (joined,) = self._multiplied(rows, "self_attn.qkv_proj", is_fine=True)
             found = joined.split(*(count * width for count in counts))
         else:
             names = [f"self_attn.{each}_proj" for each in "qkv"]
-            found = self._multiplied(rows, *(name for name in names if name in self._parts))
+            found = self._multiplied(rows, *(name for name in names if name in self._parts), is_fine=True)
             found += found[1:] * (len(found) == 2)  # keys are values, too
         gates = None
         if dense.is_gated:
@@ -407,8 +425,11 @@ class _LayerMaker(Maker):
         queries, *new = found
         if new:
             keys, values = new
+            if self._is_source:
+                self._narrow(*dict.fromkeys(new))
             for place, part in enumerate(new if going is not None else ()):
-                self.add("carry", part, View(0, (going or 0) + place * keys.width, part.width))
+                to = View(0, (going or 0) + place * keys.width, part.width)
+                self.add("carry", part, to, kind=self.how.kind)
             self.add("store", keys, other=values, inputs=width, kv_heads=spec.kv.count)
         if queries.width != self._widths[queries.register]:
             queries = self.add("copy", queries, self.register(queries.width), heads=1)
@@ -421,15 +442,15 @@ class _LayerMaker(Maker):
         return self._multiplied(attended, "self_attn.o_proj")[0]
 
     def _convolution(self, mixer: Convolution, rows: View) -> View:
-        (joined,) = self._multiplied(rows, "conv.in_proj")
+        (joined,) = self._multiplied(rows, "conv.in_proj", is_fine=True)
         width = joined.width // 3
         first, middle, last = joined.split(width, width, width)
-        inputs = self.add("multiply", first, self.register(width), last, how=NO_FUNCTION)
+        inputs = self.add("multiply", first, self.register(width), last)
         self.add("hold", inputs)
         weights, bias = (self.hold(self._parts.get(name)) for name in ("conv.taps", "conv.bias"))
         shape: dict[str, Any] = {"weights": weights, "bias": bias, "outputs": mixer.length}
         mixed = self.add("convolve", inputs, self.register(width), **shape)
-        found = self.add("multiply", middle, self.register(width), mixed, how=NO_FUNCTION)
+        found = self.add("multiply", middle, self.register(width), mixed)
         return self._multiplied(found, "conv.out_proj")[0]
 
     def _delta_rule(self, mixer: DeltaRule, rows: View) -> View:
@@ -437,10 +458,10 @@ class _LayerMaker(Maker):
         linears = [self._parts[f"linear_attn.{name}"] for name in names]
         *widths, width = (linear.outputs for linear in linears)
         inputs, gates = self.register(sum(widths)), self.register(width)
-        self.multiply(rows, *linears, to=[*inputs.split(*widths), gates])
+        self.multiply(rows, *linears, to=[*inputs.split(*widths), gates], is_fine=True)
         self.add("hold", inputs)
-        normal = self.norm(self._steps(mixer), self._parts["linear_attn.norm"], "cast, scale")
-        gated = self.add("multiply", gates, self.register(width), normal, how=FUNCTIONS.index("silu"))
+        normal = self.norm(self._steps(mixer), self._parts["linear_attn.norm"], "weights")
+        gated = self.gate("silu", gates, normal)
         return self._multiplied(gated, "linear_attn.out_proj")[0]
 
     def _steps(self, mixer: DeltaRule) -> View:
@@ -450,9 +471,7 @@ class _LayerMaker(Maker):
         taps, rates = (self.hold(self._parts[f"linear_attn.{name}"]) for name in ("taps", "rates"))
         more: dict[str, Any] = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
         self.add("recall", weights=taps, scales=rates, **shape, **more)
-        found = self.register(mixer.value_numbers)
-        self._sums_most = max(self._sums_most, found.width)
-        return self.add("step_states", to=found, **shape)
+        return self.add("step_states", to=self.register(mixer.value_numbers), **shape)
 
     # ------------------------------------------------------------------------------------- MLPs, experts
 
@@ -468,7 +487,7 @@ class _LayerMaker(Maker):
     def _input(self, hidden: View) -> None:
         """What a layer takes of a token beside its hidden state: of a table, and of the token's embedding."""
         table = self._parts["layer_input.table"]
-        embedding = self.add("load", to=self.register(hidden.width))
+        embedding = self.add("load_embedding", to=self.register(hidden.width))
         (projected,) = self._multiplied(embedding, "layer_input.projection")
         self.add("scale", projected, projected, factor=hidden.width**-0.5)
         projected = self._normed(projected, "layer_input.norm")
@@ -482,7 +501,7 @@ class _LayerMaker(Maker):
         (gates,) = self._multiplied(hidden, "per_layer_input_gate")
         gated = self.gate(self.dense.activation, gates, projected)
         (found,) = self._multiplied(gated, "per_layer_projection")
-        self._added(hidden, found, "post_per_layer_input_norm")
+        self.add("add", self._normed(found, "post_per_layer_input_norm"), hidden, factor=1.0)
 
     def _mixture(self, mixture: Mixture, name: str, of: View, rows: View) -> View:
         """Rows choose experts by what they are `of`, are sorted by them, run through each expert's MLP, and
@@ -508,15 +527,12 @@ class _LayerMaker(Maker):
     def _choose(self, mixture: Mixture, router: RouterPart, of: View, rows: View) -> None:
         how = next(place for place, names in enumerate(HOW_CHOSEN) if mixture.router in names)
         if router.norm is not None:
-            of = self.norm(of, router.norm, "cast, scale")
+            of = self.norm(of, router.norm, "weights")
             self.add("scale", of, of, factor=router.factor)
-        self.add("widen", of)
         weights, bias, experts = self.hold(router.weights), self.hold(router.bias), mixture.experts
-        to_kind = KINDS["float32"] if mixture.router == "sigmoid" else self.how.kind
-        shape: dict[str, Any] = {"outputs": experts, "kind": kind_of(router.weights.dtype), "how": to_kind}
-        self.add("halves", of, weights=weights, bias=bias, **shape)
-        self._sums_most = max(self._sums_most, experts)
+        self.add("halves", of, weights=weights, bias=bias, outputs=experts)
+        self._sums = max(self._sums, experts)
         weights, scales = self.hold(router.correction), self.hold(router.scales)
-        shape = {"inputs": experts, "outputs": mixture.open, "kv_heads": mixture.groups}
+        shape: dict[str, Any] = {"inputs": experts, "outputs": mixture.open, "kv_heads": mixture.groups}
         shape |= {"how": how, "heads": mixture.is_normed}
         self.add("choose", rows, weights=weights, scales=scales, factor=mixture.factor, **shape)

@@ -17,7 +17,15 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, Q8_0_NUMBERS, cached_as
+from flowspec.core.protocol.precision import (
+    ACTIVATIONS,
+    CACHE_AUTO,
+    FILED,
+    Q8_0,
+    Q8_0_NUMBERS,
+    cached_as,
+    is_packed,
+)
 from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
 from flowspec.model.files import ModelFiles
@@ -37,6 +45,10 @@ ROUTER_BITS = 4
 MISREAD = ("gpt-oss", "gemma4")
 """Architectures of GGUF files of which transformers does not find all: experts, scales of layers."""
 EXPERTS = ".experts."
+FINE = ("q_proj", "k_proj", "v_proj", "qkv_proj", "in_proj", "lm_head")
+"""Modules of transformers' whose rows slices round finely where they are packed."""
+INPUTS = "in_proj"
+"""How modules are called that make what layers hold in the place of keys and values."""
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj")
 """Modules of transformers' that make them. One that makes queries, too, has these rounded as well."""
 
@@ -56,22 +68,23 @@ class Reference:
     def _packed_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Those whose numbers are those of packed tensors: slices hold these as they are."""
         marks = {ours: torch.zeros(1, 1) for name, ours in self._names.items() if self._tensors.form(name)}
-        packed, found = joined(self.model, self._family, marks), {}
+        packed = joined(self.model, self._family, marks)
+        return {name: each for name, each in self._matrices() if name in packed}
+
+    def _matrices(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """What a precision rounds: all else is as files have it."""
         for name, parameter in self.model.named_parameters():
             module = self.model.get_submodule(name.rpartition(".")[0])
-            is_matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and not is_of_router(name)
-            if name in packed and (is_matrix or EXPERTS in name):
-                found[name] = parameter
-        return found
+            is_matrix = isinstance(module, torch.nn.Linear | torch.nn.Embedding) and name.endswith(".weight")
+            if (is_matrix and not is_of_router(name)) or (EXPERTS in name and parameter.dim() == 3):
+                yield name, parameter
 
     @torch.inference_mode()
     def round_to(self, dtype: str) -> None:
         """Rounds all weights as slices of that precision hold them; they stay float32 numbers."""
         held = DTYPES[ACTIVATIONS[dtype]]
-        for name, parameter in self.model.named_parameters():
-            stem = name.removesuffix("_log")  # how fast states fade is exact where a file has it itself
-            is_exact = (stem != name and stem in self._tensors) or (dtype == FILED and name in self._packed)
-            if not is_exact:
+        for name, parameter in self._matrices():
+            if dtype != FILED or name not in self._packed:
                 parameter.copy_(parameter.to(held))
         if dtype in ROUNDINGS:
             self._round_matrices(ROUNDINGS[dtype], held)
@@ -112,8 +125,9 @@ class Reference:
 
     @contextlib.contextmanager
     def rounding_to(self, dtype: str, cache: str = CACHE_AUTO) -> Iterator[None]:
-        """While it lasts, what layers and their parts compute is rounded as that precision holds it, at each
-        of their ends, and keys and values as such a `cache` does.
+        """While it lasts, numbers are rounded where slices round them: what layers, and attention and MLPs in
+        them, give; rows before they are multiplied, but for those of queries, keys, values and logits that
+        are packed; and keys and values as such a `cache` does.
 
         So it shows how far rounding alone moves this model's logits, without a kernel for such numbers. In a
         mixture the last bits may choose an expert, which is rare and moves logits far: there routers see
@@ -124,9 +138,14 @@ class Reference:
             yield
             return
 
-        def rounded(module: torch.nn.Module, given: Any, made: Any) -> Any:
-            is_computed = isinstance(made, torch.Tensor) and made.is_floating_point()
-            return made.to(held).float() if is_computed else None
+        def given_back(module: torch.nn.Module, given: Any, made: Any) -> Any:
+            if isinstance(made, tuple):
+                return made[0].to(held).float(), *made[1:]
+            return made.to(held).float()
+
+        def multiplied(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
+            rows = _as_levels(given[0]) if is_packed(dtype) else given[0].to(held).float()
+            return rows, *given[1:]
 
         def blurred(router: torch.nn.Module, given: tuple[Any, ...]) -> Any:
             fraction, exponent = torch.frexp(given[0])
@@ -136,10 +155,18 @@ class Reference:
             return _as_levels(made) if kept == Q8_0 else made.to(DTYPES[kept]).float()
 
         decoder = self.model.get_decoder()
-        hooks = [module.register_forward_hook(rounded) for module in (*decoder.modules(), self.head)]
-        for name, module in decoder.named_modules():
+        parts = [decoder.get_input_embeddings(), *decoder.layers]
+        parts += [part for layer in decoder.layers for part in layer.children() if not _is_norm(part)]
+        hooks = [part.register_forward_hook(given_back) for part in parts]
+        for name, module in [*decoder.named_modules(), ("lm_head", self.head)]:
+            is_fine = is_packed(dtype) and name.rpartition(".")[2].startswith(FINE)
+            is_multiplied = isinstance(module, torch.nn.Linear) and not is_of_router(f"{name}.")
+            if dtype != "float16" and not is_fine and (is_multiplied or name.endswith(EXPERTS.rstrip("."))):
+                hooks.append(module.register_forward_pre_hook(multiplied))
             if name.rpartition(".")[2] in KEYS_AND_VALUES:
                 hooks.append(module.register_forward_hook(cached))
+            if name.rpartition(".")[2].startswith(INPUTS):
+                hooks.append(module.register_forward_hook(given_back))
             if hasattr(module, "experts"):
                 router = module.gate if hasattr(module, "gate") else module.router
                 hooks.append(router.register_forward_pre_hook(blurred))
@@ -161,6 +188,10 @@ class Reference:
 def is_of_router(name: str) -> bool:
     """Whether a parameter or a module, by its name, belongs to a router: these are never packed."""
     return ".router." in f".{name}."
+
+
+def _is_norm(module: torch.nn.Module) -> bool:
+    return "Norm" in type(module).__name__
 
 
 def _as_levels(numbers: torch.Tensor) -> torch.Tensor:

@@ -27,7 +27,7 @@ from flowspec.model.engine import Engine
 from flowspec.model.engines import engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
-from flowspec.model.parts import Matrix, rounded
+from flowspec.model.parts import Matrix
 from flowspec.model.sampler import F32, Sampler, are_masks_beside, logprobs
 from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, SliceParts, Span, Store, held_bytes, load_parts
 
@@ -81,12 +81,14 @@ class Slice:
         self.carried_width = spec.carried_width(first)
         """How many numbers come with a row to a slice that is not the first."""
         self.layers = []
+        sources = {source for layer, source in enumerate(spec.sources) if source != layer}
         for number, layer in enumerate(own, first):
             going = self._going[number].start if number in self._going else None
-            self.layers.append(engine.layer(parts[number], layer, layer.source - first, going))
+            where = layer.source - first, going, number in sources
+            self.layers.append(engine.layer(parts[number], layer, *where))
         if span.is_last:
             self._norm = engine.rows(norm=parts[NORM])
-            self._lm_head = engine.rows(norm=parts[NORM], linear=parts[LM_HEAD])
+            self._lm_head = engine.rows(norm=parts[NORM], linear=parts[LM_HEAD], are_logits=True)
 
     @staticmethod
     def load(
@@ -372,21 +374,18 @@ def _masked(sampler: Sampler, part: JobPart, row: int) -> Masked:
 
 def embedded(engine: Engine, spec: ModelSpec, table: Matrix, tokens: I64) -> Array:
     """`[rows, hidden]` of tokens `[rows]`."""
-    found, scale = engine.take(table, tokens), spec.embedding_scale
-    if scale == 1:
-        return found
-    return engine.scaled(found, rounded(scale, engine) if spec.is_scale_rounded else scale)
+    found = engine.take(table, tokens)
+    return found if spec.embedding_scale == 1 else engine.scaled(found, spec.embedding_scale)
 
 
 def finished(engine: Engine, spec: ModelSpec, found: Array) -> F32:
-    """Logits in float32, from what `lm_head` gives; each step is rounded to the dtype of rows."""
+    """Logits from what `lm_head` gives."""
     if spec.logit_divisor != 1:
-        found = engine.narrow(engine.wide(found) / spec.logit_divisor)
+        found = found / spec.logit_divisor
     if spec.logit_cap:
-        bounded = engine.function(engine.narrow(engine.wide(found) / spec.logit_cap), "tanh")
-        found = engine.scaled(bounded, spec.logit_cap)
-    wide: F32 = engine.numpy(engine.wide(found))
-    return wide
+        found = engine.function(found / spec.logit_cap, "tanh") * spec.logit_cap
+    here: F32 = engine.numpy(found)
+    return here
 
 
 def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> TreeRows:

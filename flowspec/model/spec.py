@@ -49,7 +49,6 @@ def spec_of(config: Any, source: str = "the model's config") -> ModelSpec:
             norm=family.norm,
             eps=float(getattr(config, family.norm_eps, 1e-6)),
             embedding_scale=float(scale),
-            is_scale_rounded=family.is_embedding_scaled,
             logit_divisor=float(_field(config, "logits_scaling", 1)),
             logit_cap=float(_field(config, "final_logit_softcapping")),
             rotaries=_rotaries(config, family),

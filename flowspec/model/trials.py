@@ -34,7 +34,7 @@ from flowspec.model.arithmetic import build, compiled
 
 LANES16, PAIRS16, GROUPS32 = "lanes16", "pairs16", "groups32"
 """The arithmetics of our own products, with the same bits on all processors that have them: of numbers; of
-bfloat16 in pairs, where there is an instruction for it; and of what is packed in groups of 32."""
+bfloat16 in pairs; and of what is packed in groups of 32."""
 CHILD = tuple(python_module("flowspec.model.arithmetic.cases"))
 GPU_CHILD = tuple(python_module("flowspec.model.gpu_trial"))
 CHILD_S = 120.0
@@ -60,7 +60,6 @@ class Verdict:
 
     fault: str
     may_pass: bool = False
-    has_pairs: bool = False
     arithmetics: Sequence[str] = ()
 
 
@@ -101,19 +100,15 @@ def run_trial(dtype: str, device: str) -> Trial:
     """Which arithmetics of a precision are right on a device of this machine (`cpu`, `cuda:0`), tried now if
     they were not before. Raises `NoRightKernelError`, and `InputError` where nothing can be computed here."""
     if (dtype, device) not in _found:
-        verdict, slowed_by = prepare()
+        _, slowed_by = prepare()
         if device == "cpu":
-            arithmetics = _cpu_arithmetics(dtype, verdict.has_pairs)
+            arithmetics: tuple[str, ...] = (GROUPS32,)
+            if not is_packed(dtype):
+                arithmetics = (PAIRS16,) if dtype == "bfloat16" else (LANES16,)
         else:
             arithmetics = _gpu_arithmetics(dtype, device)
         _found[dtype, device] = Trial(arithmetics=arithmetics, slowed_by=slowed_by)
     return _found[dtype, device]
-
-
-def _cpu_arithmetics(dtype: str, has_pairs: bool) -> tuple[str, ...]:
-    if is_packed(dtype):
-        return (GROUPS32,)
-    return (PAIRS16, LANES16) if dtype == "bfloat16" and has_pairs else (LANES16,)
 
 
 def prepare() -> tuple[Verdict, str]:

@@ -22,7 +22,17 @@ from flowspec.model.engine import Engine
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf.names import STORED_FADING
 from flowspec.model.layer_by_layer import TABLE
-from flowspec.model.parts import LayerShape, Linear, Matrix, NormPart, Packed, Parameter, Plain, Role
+from flowspec.model.parts import (
+    MATRICES,
+    LayerShape,
+    Linear,
+    Matrix,
+    NormPart,
+    Packed,
+    Parameter,
+    Plain,
+    Role,
+)
 from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.tensors import Panels, Tensors
 
@@ -195,7 +205,7 @@ def weight_bytes(weights: Sequence[Weight], tensors: Tensors, dtype: str) -> int
     packed."""
     sizes: dict[tuple[Any, ...], int] = {}
     for weight in weights:
-        kind = "float32" if weight.role in ("exact", "widened") else ACTIVATIONS[dtype]
+        kind = ACTIVATIONS[dtype] if weight.role in MATRICES else "float32"
         if weight.is_packed and dtype == FILED:
             sizes |= {(name,): tensors.packed_bytes(name) for name in weight.tensors}
         elif weight.is_packed:
@@ -295,7 +305,7 @@ class _Reader:
         return held
 
     def _value(self, weight: Weight) -> Any:
-        if weight.role not in ("matrix", "experts", "table"):
+        if weight.role not in MATRICES:
             return self.engine.array(self._numbers(weight))
         if not weight.is_packed:
             array = self.engine.array(self._numbers(weight))
@@ -337,7 +347,7 @@ class _Reader:
         return values
 
     def _room(self, weight: Weight) -> Any:
-        kind = "float32" if weight.role in ("exact", "number") else ACTIVATIONS[self.dtype]
+        kind = ACTIVATIONS[self.dtype] if weight.role in MATRICES else "float32"
         return room(weight.shape, DTYPES[kind])  # aligned, unlike the file's
 
     def _step(self) -> None:

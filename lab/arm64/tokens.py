@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowspec.bench.exactness import STOPPED, parting
 from flowspec.bench.outcome import EXACT, WRONG
+from flowspec.bench.prompts import read_prompts
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
-from flowspec.model.prompts import read_prompts
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.model.trials import run_trial

@@ -30,6 +30,7 @@ from flowspec.bench.drafting import open_drafting
 from flowspec.bench.guesses import WIDTH_MAX
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.profiles import BLOCK, CHAIN, MEASURED, TEXT, WITHIN, Profile, Shares, profile_text
+from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.core.protocol.messages import Commit, Open, Release, Segment, SegmentPart
 from flowspec.draft.kinds import find_drafter
 from flowspec.draft.kinds.base import FileKind
@@ -37,7 +38,6 @@ from flowspec.draft.kinds.block import Block
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.prompts import Prompt, read_prompts
 
 AHEAD, STRIDE = 16, 3
 """Distances that are asked about, and tokens between two places from where they are."""

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from flowspec import LLM
 from flowspec.bench.console import progress, show
+from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.errors import InputError, UnexpectedError
 from flowspec.model.files import BUNDLED
-from flowspec.model.prompts import Prompt, read_prompts
 from lab.command import Parser, run_command
 
 PROMPTS = Path(__file__).parent / "floor.jsonl"

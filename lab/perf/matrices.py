@@ -63,7 +63,7 @@ class _Product:
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, int], count: int) -> None:
         self._random = np.random.default_rng(0)
-        self._engine: Engine = engine_of(dtype, "cpu", "cast, scale")
+        self._engine: Engine = engine_of(dtype, "cpu", "weights")
         self._inputs = shape[1]
         self.matrices: list[RowsFunction] = []
         for _ in range(count):

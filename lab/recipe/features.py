@@ -23,9 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from flowspec.bench.prompts import read_prompts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.prompts import read_prompts
 from flowspec.model.text import Tokenizer, recommended
 from lab.plain_model import PlainModel
 from lab.recipe.flags import RecipeParser

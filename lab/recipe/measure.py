@@ -14,9 +14,9 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
+from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.prompts import Prompt, read_prompts
 from flowspec.model.text import UNFINISHED, Tokenizer, recommended
 from lab.plain_model import PlainModel
 from lab.recipe.flags import RecipeParser

@@ -26,6 +26,7 @@ from flowspec.bench.config import Bench, Setup
 from flowspec.bench.out_folder import EXPERIMENT
 from flowspec.bench.outcome import EXACT, Record, read_records, write_records
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
+from flowspec.bench.prompts import Prompt
 from flowspec.bench.rival_experiment import read_rivals
 from flowspec.bench.rival_runs import read_rival_records
 from flowspec.bench.rival_runs import total as total_of_rivals
@@ -33,7 +34,6 @@ from flowspec.bench.virtual_runs import VirtualRuns, open_workers
 from flowspec.cli.main import main
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.prompts import Prompt
 from flowspec.model.step_by_step import StepByStep
 from tests.bench.benches import RIVALS, Steps, boards, synthetic
 from tests.bench.records import record

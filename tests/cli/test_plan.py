@@ -177,11 +177,11 @@ def test_memory_of_a_checkpoint_is_what_a_daemon_counts() -> None:
         place = {"first": first == 0, "last": end == 8}
         ours = stage_memory(shape, weights, dtype, end - first, **place, context=512, users=1, cache=cache)
         daemons = slice_memory(files, Span(first=first, end=end, count=8), dtype, 512, cache=cache)
-        if "float" in dtype:
+        if dtype == "float32":
             assert ours == daemons
         else:  # norms are counted among the matrices here
             assert ours.cache_bytes == daemons.cache_bytes
-            assert ours.weight_bytes == pytest.approx(daemons.weight_bytes, rel=2e-3)
+            assert ours.weight_bytes == pytest.approx(daemons.weight_bytes, rel=4e-3)
 
 
 MIX = ["--shape", "llama-2-7b", "--link", "150/0.5"]

@@ -161,8 +161,9 @@ def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) 
     assert head.slot_bytes == 2 * (HIDDEN + 2 * 2 * 24 + 2 * 2 * 40)
     read = [f"layers.{layer}.{part}.weight" for layer in (2, 3) for part in OF_SOURCES]
     own, of_target = (load_file(Path(each.model) / "model.safetensors") for each in (files, target))
-    numbers = [each.numel() for each in own.values() if each.is_floating_point() and each.numel() > 1]
-    numbers += [each.numel() for name, each in of_target.items() if name.endswith(tuple(read))]
+    held = [each for each in own.values() if each.is_floating_point() and each.numel() > 1]
+    held += [each for name, each in of_target.items() if name.endswith(tuple(read))]
+    numbers = [each.numel() * (1 if each.dim() > 1 else 2) for each in held]  # norms are float32
     assert len(numbers) == len(own) - 4 + len(read), "all but the tokens' order and three numbers"
     assert drafter.weight_bytes == 2 * sum(numbers)
 

@@ -9,6 +9,7 @@ from flowspec.core.protocol.model_spec import DeltaRule, Dense
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, namespace, zeros
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of
 from flowspec.model.arithmetic.plain import (
+    FINER,
     LANES,
     PANELS,
     Held,
@@ -16,8 +17,8 @@ from flowspec.model.arithmetic.plain import (
     convolution,
     delta_rows,
     delta_rule,
+    finer_levels,
     halves_sum,
-    levels,
     store,
 )
 from flowspec.model.parts import Table
@@ -42,13 +43,15 @@ def lanes_product(x: Array, weights: Array) -> Array:
 
 
 def pairs_product(x: Array, weights: Array) -> Array:
-    """Float32 `[rows, out]` from bfloat16 `[rows, in]` and `[out, in]`, as x86 multiplies pairs (VDPBF16PS).
+    """Float32 `[rows, out]` from `[rows, in]`, rounded to bfloat16, and bfloat16 `[out, in]`, as x86
+    multiplies pairs (VDPBF16PS).
 
     Of every 32 inputs lane i adds the products of inputs 2 i + 1 and 2 i, in this order, each by a fused step
     (`_flushed_step`); the last inputs are filled up with zeros. Then the lanes are summed in halves.
     """
     rows, outputs = len(x), len(weights)
-    left, right = (_flushed(cast(fill_up(each, 2 * LANES), "float64")) for each in (x, weights))
+    given = cast(x, weights.dtype), weights
+    left, right = (_flushed(cast(fill_up(each, 2 * LANES), "float64")) for each in given)
     left, right = left.reshape(rows, 1, -1, LANES, 2), right.reshape(1, outputs, -1, LANES, 2)
     lanes = zeros(left, rows, outputs, LANES)
     for step in range(left.shape[2]):
@@ -86,27 +89,31 @@ def _flushed(x: Array) -> Array:
     return xp.where(xp.abs(x) < _NORMAL_LEAST * (1 - 2.0**-25), x * 0.0, x)
 
 
-def packed_product(x: Array, form: Form, panels: Array, outputs: int) -> Array:
+def packed_product(x: Array, form: Form, panels: Array, outputs: int, is_fine: bool = False) -> Array:
     """`x W^T`, `[rows, outputs]`, of float32 `[rows, in]` and the panels of W (`packed.py`).
 
-    Rows are rounded to levels, group by group; a group's products and their sum are integers, which float32
-    holds, of each half where these have scales of their own. The groups' sums are added one after another;
-    after each its minimum is taken off, times the sum of the row's levels.
+    Rows are rounded to levels, group by group, and if that `is_fine` to levels of what these leave. A group's
+    products and their sum are integers, which are rounded to float32, of each half where these have scales of
+    their own. The groups' sums are added one after another; after each its minimum is taken off, times the
+    sum of the row's levels.
     """
-    rounded, steps = levels(x)
-    groups = cast(fill_up(rounded, GROUP), "float32").reshape(*steps.shape, GROUP)
-    moments = steps * groups.sum(2)
+    first, finer, steps = finer_levels(x)
+    rounded = cast(first, "float64")
+    if is_fine:
+        rounded, steps = rounded * FINER + cast(finer, "float64"), steps * (1 / FINER)
+    groups = fill_up(rounded, GROUP).reshape(*steps.shape, GROUP)
+    moments = steps * cast(groups.sum(2), "float32")
     halves = groups.reshape(*steps.shape, form.halves, -1)
     found = zeros(x, len(x), outputs)
     for first in range(0, outputs, PANELS * PANEL):
         count = min(outputs - first, PANELS * PANEL)
         block = panels[first // PANEL : first // PANEL + PANELS]
         weights, scales, minimums = groups_of(form, block)
-        numbers = cast(weights[:count], "float32").reshape(count, -1, form.halves, GROUP // form.halves)
+        numbers = cast(weights[:count], "float64").reshape(count, -1, form.halves, GROUP // form.halves)
         total = zeros(x, len(x), count)
         for group in range(groups.shape[1]):
             for half in range(form.halves):
-                sums = halves[:, group, half] @ numbers[:, group, half].T  # exact: below 2^24
+                sums = cast(halves[:, group, half] @ numbers[:, group, half].T, "float32")
                 total += (scales[:count, group, half] * steps[:, group, None]) * sums
             if minimums is not None:
                 total -= minimums[:count, group] * moments[:, group, None]
@@ -142,10 +149,10 @@ class DefinedRows:
         return attention(queries, self.held, self.paths, self.dense.scale, self.dense.cap, sinks)
 
     def convolve(self, inputs: Array, taps: Array, bias: Array | None) -> Array:
-        self.inputs[self.slots] = inputs
+        self.inputs[self.slots] = cast(inputs, self.inputs.dtype)
         return convolution(self.inputs, self.lines, taps, bias)
 
     def sum_up(self, inputs: Array, mixer: DeltaRule, taps: Array, rates: Array) -> Array:
-        self.inputs[self.slots] = inputs
+        self.inputs[self.slots] = cast(inputs, self.inputs.dtype)
         rows = delta_rows(mixer, self.inputs, self.lines, taps, rates)
         return delta_rule(rows, self.states, self.steps)

@@ -14,7 +14,7 @@ import torch
 
 from flowspec.core.protocol.model_spec import LayerSpec, Norm
 from flowspec.model.arithmetic import cases, plain
-from flowspec.model.arithmetic.arrays import Array, cast, namespace
+from flowspec.model.arithmetic.arrays import Array, namespace
 from flowspec.model.arithmetic.cases import Case
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.parts import Linear, Matrix, Packed, Parts
@@ -45,22 +45,24 @@ def tensors(x: Any) -> Any:
     return tensor(x) if isinstance(x, np.ndarray) else x
 
 
-def _times(rows: Array, matrix: Matrix, product: Product) -> Array:
+def _times(rows: Array, matrix: Matrix, product: Product, is_fine: bool) -> Array:
     if isinstance(matrix, Packed):
-        form = FORMS[matrix.form]
-        return packed_product(cast(rows, "float32"), form, matrix.panels, matrix.outputs)
+        return packed_product(rows, FORMS[matrix.form], matrix.panels, matrix.outputs, is_fine)
     return product(rows, matrix.weights)
 
 
-def layer_of(spec: LayerSpec, parts: Parts, how: Norm, product: Product) -> plain.Layer:
+def layer_of(
+    spec: LayerSpec, parts: Parts, how: Norm, product: Product, is_source: bool = False
+) -> plain.Layer:
     """`product` is that of plain matrices."""
 
-    def multiply(rows: Array, of: Linear, bias: Array | None = None) -> Array:
+    def multiply(rows: Array, of: Linear, is_fine: bool = False, bias: Array | None = None) -> Array:
         given, bias = rows if of.order is None else rows[:, of.order], of.bias if bias is None else bias
-        found = namespace(rows).concatenate([_times(given, matrix, product) for matrix in of.matrices], 1)
-        return cast(found if bias is None else found + cast(bias, "float32"), rows.dtype)
+        made = [_times(given, matrix, product, is_fine) for matrix in of.matrices]
+        found = namespace(rows).concatenate(made, 1)
+        return found if bias is None else found + bias
 
-    return plain.Layer(spec=spec, parts=parts, how=how, multiply=multiply, ops=plain)
+    return plain.Layer(spec=spec, parts=parts, how=how, multiply=multiply, ops=plain, is_source=is_source)
 
 
 def defined(case: Case, rows: int) -> str:
@@ -76,20 +78,18 @@ def defined(case: Case, rows: int) -> str:
         **{name: tensor(getattr(given, name)) for name in names},
     )
     product = pairs_product if case.name.startswith("pairs") else lanes_product
-    layer = layer_of(case.spec, tensors(case.parts), case.how, product)
+    layer = layer_of(case.spec, tensors(case.parts), case.how, product, case.is_source)
     hidden = layer.run(tensor(given.hidden), own)
     found = hidden, *own.held[:2], *steps, own.inputs, own.states[0]
     return cases.digest(tuple(map(array, found)))
 
 
 def functions() -> Iterator[tuple[str, str]]:
-    for kind in cases.KINDS:
-        given = tensor(cases.special(kind))
-        for name in plain.FUNCTIONS:
-            yield f"{name} {kind}", cases.digest((array(plain.function(given, name)),))
-        positions, frequencies = map(tensor, cases.turns())
-        found = plain.angles(positions[None], frequencies, 1.25, given.dtype)
-        yield f"angles {kind}", cases.digest(tuple(array(each[0]) for each in found))
+    for name in plain.FUNCTIONS:
+        yield name, cases.digest((array(plain.function(tensor(cases.special()), name)),))
+    positions, frequencies = map(tensor, cases.turns())
+    found = plain.angles(positions[None], frequencies, 1.25)
+    yield "angles", cases.digest(tuple(array(each[0]) for each in found))
     for name, form in FORMS.items():
         panels, ids = map(tensor, cases.rows_of(name))
         yield f"rows of {name}", cases.digest((array(plain.packed_rows(form, panels, ids)),))
@@ -97,7 +97,7 @@ def functions() -> Iterator[tuple[str, str]]:
 
 def golden() -> dict[str, str]:
     found = dict(functions())
-    for case in cases.cases(has_pairs=True):
+    for case in cases.cases():
         for rows in cases.ROW_COUNTS:
             found[f"{case.name} {rows}"] = defined(case, rows)
     return found

@@ -2,27 +2,60 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
+import platform
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 
 from flowspec.core.protocol.model_spec import DeltaRule
-from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.compiled import KINDS, Cache, Call, Part, address, kind_of, threads
+from flowspec.model.arithmetic import build, compiled
+from flowspec.model.arithmetic.build import Level
+from flowspec.model.arithmetic.compiled import Cache, Call, Library, Part, address, kind_of, threads
 from flowspec.model.arithmetic.plain import UNIT_EPS, Held
 from flowspec.model.attention import Sight
 from flowspec.model.engines import Cpu
-from flowspec.model.parts import Linear, Matrix, Plain
-from flowspec.model.program import Arithmetic, Maker, Room, Rows, View
+from flowspec.model.parts import Linear, Matrix
+from flowspec.model.program import FLOAT_BYTES, Arithmetic, Maker, Room, Rows
 from flowspec.model.rounding import ROUNDINGS
+from flowspec.model.trials import _processor_block
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
-FLOAT32 = KINDS["float32"]
 WORTH_THREADS = 1 << 30
 """Products with which a program is run by as many threads as there are."""
+NEEDS = {"-march=x86-64-v4": {"avx512vl", "avx512bw"}, "-march=x86-64-v3": {"avx2", "fma"}}
+"""What a processor has that runs these."""
+BUILDS: list[Level] = [*build.LEVELS.get(platform.machine(), ((),))]
+BUILDS += [(level,) for level in NEEDS if platform.machine() == "x86_64" and (level,) not in BUILDS]
+"""On x86 with a product of pairs, where the processor has it, without that, without AVX-512, and without
+fused steps."""
+_library = functools.cache(lambda level: Library(build.build(level)))
+
+
+@contextlib.contextmanager
+def built(level: Level) -> Iterator[None]:
+    """What is computed meanwhile is by this build."""
+    has_all = NEEDS.get("".join(level), set()) <= {*_processor_block().split()}
+    if not has_all or build._compiler(level) is None:
+        pytest.skip("this processor has less, or no compiler knows it")
+    before = compiled.library()
+    compiled.use(_library(level))
+    try:
+        yield
+    finally:
+        compiled.use(before)
+
+
+def are_alike(found: F32, expected: F32) -> bool:
+    """To the bit; what is no number is as any other such."""
+    each, other = (np.where(np.isnan(x), np.float32(np.nan), x).view(np.int32) for x in (found, expected))
+    return np.array_equal(each, other)
 
 
 def room() -> Room:
@@ -32,23 +65,18 @@ def room() -> Room:
 
 
 def engine(dtype: str = "float32") -> Cpu:
-    return Cpu(dtype, "", "cast, scale")
+    return Cpu(dtype, "", "weights")
 
 
-def multiplied(x: Array, matrix: Matrix, bias: Array | None = None, plain: str = "linear") -> Array:
-    """Rows by a matrix, in their dtype; a `plain` one in lanes or in `pairs`."""
-    how = Arithmetic(kind_of(x.dtype), "cast, scale", plain)
+def multiplied(
+    x: Array, matrix: Matrix, bias: F32 | None = None, plain: str = "linear", are_logits: bool = False
+) -> Array:
+    """Rows by a matrix, in their dtype; a `plain` one in lanes or in `pairs`. Of logits, `are_logits`, rows
+    are float32, and those that they are made of finely rounded where a matrix is packed."""
+    how = Arithmetic(kind_of(x.dtype), "weights", plain)
     linear = Linear(inputs=x.shape[1], matrices=(matrix,), bias=bias)
-    found: Array = Rows(room(), how, None, linear)(x)
+    found: Array = Rows(room(), how, None, linear, are_logits)(x)
     return found
-
-
-def pairs(x: Array, weights: Array) -> F32:
-    """Float32 of bfloat16 in pairs (`pairs_product`): the rows of a program in float32 are read as if
-    they were bfloat16, and its results are not rounded."""
-    given = np.zeros(x.shape, np.float32)
-    given.view(np.uint16)[:, : x.shape[1]] = x
-    return multiplied(given, Plain(weights), plain="pairs")
 
 
 def rounded_matrix(dtype: str, weights: Array) -> Matrix:
@@ -57,28 +85,15 @@ def rounded_matrix(dtype: str, weights: Array) -> Matrix:
 
 
 class _Few(Maker):
-    """A program of a few operations, on rows of so many numbers."""
+    """A program of a few operations, whose rows come in a dtype."""
 
-    def __init__(self, dtype: Any, width: int) -> None:
-        super().__init__(Arithmetic(kind_of(dtype), "cast, scale"))
+    def __init__(self, dtype: Any = np.float32) -> None:
+        super().__init__(Arithmetic(kind_of(np.dtype(dtype)), "weights"))
         self._products = WORTH_THREADS
-        self.rows = self.register(width)
-        self._end = self._numbers = 0  # these are the caller's
 
-    def sum(self, name: str, source: View, to: View | None = None, sums: int = 0, **fields: Any) -> None:
-        """An operation, which sums so many numbers for a row."""
-        self._sums_most = max(self._sums_most, sums)
-        for each in ("weights", "bias", "scales"):
-            if isinstance(fields.get(each), np.ndarray):
-                fields[each] = self.hold(fields[each])
-        self.add(name, source, to or source, **fields)
-
-    def run(self, x: Array, found: Array | None = None, part: Part | None = None) -> Room:
-        """With what is carried out to `found`; gives the room that it was lent."""
-        program, given, lent = self.program(), np.ascontiguousarray(x), room()
-        call = Call(hidden=address(given), rows=len(given), threads=threads())
-        if found is not None:
-            call.going, call.between_going = address(found), found.shape[1]
+    def run(self, rows: int, part: Part | None = None, **given: int) -> Room:
+        """With what is `given` of a `Call`; gives the room that it was lent."""
+        program, lent, call = self.program(), room(), Call(rows=rows, threads=threads(), **given)
         if part is not None:
             call.parts, call.parts_count = ctypes.addressof(part), 1
         lent.run(program, call)
@@ -88,56 +103,49 @@ class _Few(Maker):
 def product(x: F32, weights: F32) -> F32:
     """In halves (`plain.product`): what a router's next operation takes, from where registers end."""
     (rows, inputs), outputs = x.shape, len(weights)
-    few = _Few(x.dtype, inputs)
-    few.add("widen", few.rows)
-    shape: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "kind": FLOAT32, "how": FLOAT32}
-    few.sum("halves", few.rows, weights=weights, sums=outputs, **shape)
-    lent = few.run(x)
-    first = lent._at - address(lent._bytes)
-    return lent._bytes[first : first + 4 * rows * outputs].view(np.float32).reshape(rows, outputs)
+    few = _Few()
+    few.add("halves", few.add("load", to=few.register(inputs)), weights=few.hold(weights), outputs=outputs)
+    few._sums = outputs
+    lent = few.run(rows, hidden=address(x))
+    first = lent._at - address(lent._bytes) + FLOAT_BYTES * rows * few._numbers
+    return lent._bytes[first:][: FLOAT_BYTES * rows * outputs].view(np.float32).reshape(rows, outputs)
 
 
 def attention(
-    queries: Array, held: Held, sight: Sight, scale: float, cap: float = 0.0, sinks: F32 | None = None
-) -> Array:
+    queries: F32, held: Held, sight: Sight, scale: float, cap: float = 0.0, sinks: F32 | None = None
+) -> F32:
     """`[rows, heads, width]` of that shape (`plain.attention`)."""
     (rows, heads, width), (keys, values, steps) = queries.shape, held
-    few = _Few(queries.dtype, heads * width)
-    to = few.register(heads * width)
-    shape: dict[str, Any] = {"inputs": width, "heads": heads, "kv_heads": len(keys)}
-    few.sum("attend", few.rows, to, bias=sinks, factor=scale, cap=cap, **shape)
-    few.add("carry", to)
+    few = _Few()
+    given, to = few.add("load", to=few.register(heads * width)), few.register(heads * width)
+    shape = {"inputs": width, "heads": heads, "kv_heads": len(keys)}
+    few.add("carry", few.add("attend", given, to, bias=few.hold(sinks), factor=scale, cap=cap, **shape))
     of_steps = (None, None) if steps is None else tuple(map(address, steps))
     cache = Cache(address(keys), address(values), *of_steps, slots=values.shape[1], kind=kind_of(keys.dtype))
     order, ends = sight.order
     part = Part(cache=ctypes.addressof(cache), rows=rows, high=sight.seen.shape[1], blocks=len(ends))
     part.seen, part.order, part.ends = map(address, (sight.seen, order, ends))
-    found = np.empty((rows, heads * width), queries.dtype)
-    few.run(queries.reshape(rows, -1), found, part)
+    found = np.empty((rows, heads * width), np.float32)
+    whole = np.ascontiguousarray(queries)
+    few.run(rows, part, hidden=address(whole), going=address(found), between_going=heads * width)
     return found.reshape(queries.shape)
 
 
 def delta_rule(
     mixer: DeltaRule, held: Array, lines: Array, taps: F32, rates: F32, state: F32, steps: Array, places: int
-) -> Array:
+) -> F32:
     """What rows read after steps from a `state` `[heads, key_width, value_width]`, which is changed in place
-    (`plain.delta_rows`, `plain.delta_rule`): `[rows, heads, value_width]` in the dtype of what is `held`."""
+    (`plain.delta_rows`, `plain.delta_rule`): `[rows, heads, value_width]`."""
     rows, values = 1 + int(steps[:, 3].max()), mixer.value_numbers
-    few = _Few(held.dtype, 1)
-    shape: dict[str, Any] = {
-        "inputs": mixer.key_width,
-        "outputs": mixer.value_width,
-        "heads": mixer.heads,
-        "kv_heads": mixer.key_heads,
-    }
+    few = _Few(held.dtype)
+    shape: dict[str, Any] = {"inputs": mixer.key_width, "outputs": mixer.value_width}
+    shape |= {"heads": mixer.heads, "kv_heads": mixer.key_heads}
     more: dict[str, Any] = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
-    few.sum("recall", few.rows, weights=taps, scales=rates, **shape, **more)
-    to = few.register(values)
-    few.sum("step_states", few.rows, to, sums=values, **shape)
-    few.add("carry", to)
+    few.add("recall", weights=few.hold(taps), scales=few.hold(rates), **shape, **more)
+    few.add("carry", few.add("step_states", to=few.register(values), **shape))
     cache = Cache(inputs=address(held), state=address(state), inputs_width=held.shape[1])
     part = Part(cache=ctypes.addressof(cache), lines=address(lines), steps=address(steps), rows=rows)
     part.nodes, part.steps_count, part.places = len(lines), len(steps), places
-    found = np.empty((rows, values), held.dtype)
-    few.run(np.zeros((rows, 1), held.dtype), found, part)
+    found = np.empty((rows, values), np.float32)
+    few.run(rows, part, going=address(found), between_going=values)
     return found.reshape(rows, mixer.heads, mixer.value_width)

@@ -142,7 +142,7 @@ def test_c_attends_with_the_bits_of_the_definition(
     expected = plain.attention(queries, own, sight.paths, 0.3, cap, sinks)
     with threads_of(threads):
         found = functions.attention(queries, cache.of(0), sight, 0.3, cap, sinks)
-    assert np.array_equal(found.view(np.int32), expected.view(np.int32))
+    assert functions.are_alike(found, expected)
 
 
 def test_what_is_no_number_shows() -> None:

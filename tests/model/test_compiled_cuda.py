@@ -19,11 +19,9 @@ from flowspec.model import gpu, gpu_trial
 from flowspec.model.arithmetic import compiled_cuda, plain
 from flowspec.model.arithmetic.compiled_cuda import KERNELS, SOURCE, WIDTH_MAX, CudaLibrary
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.engine import Engine
 from flowspec.model.gpu import BLOCKS, DTYPES, Gpu, arithmetics_of, in_blocks
 from flowspec.model.parts import Linear
 from flowspec.model.rounding import ROUNDINGS
-from tests.model import functions
 from tests.model.fake_gpu import pretend_cuda
 
 CPU = torch.device("cpu")
@@ -111,29 +109,11 @@ def test_the_widest_norm_fits_and_a_wider_one_is_left_to_the_definition(host: On
     library = CudaLibrary(host.start)
     rows, weights = torch.randn((2, WIDTH_MAX)), torch.randn(WIDTH_MAX)
     rows[1, 3] = float("inf")
-    found, expected = (
-        each.norm(rows, weights, 1e-6, "cast, scale").nan_to_num(7.0) for each in (library, plain)
-    )
+    found, expected = (each.norm(rows, weights, 1e-6, "weights").nan_to_num(7.0) for each in (library, plain))
     assert torch.equal(found, expected)
     wider, before = torch.ones((1, WIDTH_MAX + 1)), len(host.started)
-    assert torch.equal(library.norm(wider, wider[0], 0.0, "cast, scale"), wider)
+    assert torch.equal(library.norm(wider, wider[0], 0.0, "weights"), wider)
     assert len(host.started) == before
-
-
-def both(
-    dtype: str, inputs: int, outputs: int, x: np.ndarray, arithmetic: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """What rows come to by the same packed layer of a CPU, and of a GPU."""
-    generator = np.random.default_rng(inputs + outputs)
-    weights = generator.standard_normal((outputs, inputs), np.float32)
-    bias, rounded = np.full(outputs, 0.25, np.float32), ROUNDINGS[dtype].round(weights)
-
-    def rows_of(engine: Engine) -> np.ndarray:
-        matrices = (engine.rounded_matrix(dtype, rounded, inputs),)
-        linear = Linear(inputs=inputs, matrices=matrices, bias=engine.array(bias))
-        return np.asarray(engine.numpy(engine.rows(linear=linear)(engine.array(x))))
-
-    return rows_of(functions.engine()), rows_of(Gpu("float32", arithmetic, "cast, scale", "cpu"))
 
 
 def _stand_in_packing(pairs: torch.Tensor, tiles: int) -> torch.Tensor:
@@ -160,8 +140,13 @@ def test_what_is_packed_is_laid_out_as_its_kernel_wants(
 ) -> None:
     monkeypatch.setattr(torch, "_convert_weight_to_int4pack", _stand_in_packing)
     monkeypatch.setattr(torch, "_weight_int4pack_mm", _stand_in_product)
-    x = np.random.default_rng(3).standard_normal((10, inputs), np.float32)
-    expected, found = both(dtype, inputs, 21, x, arithmetic)
+    generator, engine = np.random.default_rng(3), Gpu("float32", arithmetic, "weights", "cpu")
+    x, weights = (generator.standard_normal((rows, inputs), np.float32) for rows in (10, 21))
+    rounded, bias = ROUNDINGS[dtype].round(weights), np.full(21, 0.25, np.float32)
+    matrix = engine.rounded_matrix(dtype, rounded, inputs)
+    linear = Linear(inputs=inputs, matrices=(matrix,), bias=engine.array(bias))
+    found = engine.numpy(engine.rows(linear=linear)(engine.array(x)))
+    expected = x.astype(np.float64) @ ROUNDINGS[dtype].widen(rounded, inputs).T + bias
     assert found.shape == expected.shape
     assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
@@ -196,7 +181,7 @@ def test_products_of_a_gpu_are_tried(dtype: str, monkeypatch: pytest.MonkeyPatch
 
 def test_on_a_gpu_always_so_many_rows_are_multiplied(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever kernel a library takes for that number, a row's neighbours do not matter then."""
-    x, weight, bias = torch.randn(70, 24), torch.randn(5, 24), torch.randn(5)
+    x, weight = torch.randn(70, 24), torch.randn(5, 24)
     counts: list[int] = []
     linear = F.linear
 
@@ -207,11 +192,10 @@ def test_on_a_gpu_always_so_many_rows_are_multiplied(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(F, "linear", counted)
     for dtype, block in BLOCKS.items():
         for count in (0, 1, block, block + 1, 70):
-            given = [each.to(dtype) for each in (x[:count], weight, bias)]
-            found = in_blocks(*given)
+            found = in_blocks(x[:count], weight.to(dtype))
             assert found.shape == (count, 5)
-            assert found.dtype == dtype
-            exact = given[0].double() @ given[1].double().T + given[2].double()
+            assert found.dtype == torch.float32
+            exact = x[:count].double() @ weight.double().T
             assert torch.allclose(found.double(), exact, rtol=0.02, atol=0.05)
         assert {*counts} == {block} or {*counts} == {0, block}
         counts.clear()

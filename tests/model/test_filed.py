@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
+from flowspec.model.arithmetic.build import Level
 from flowspec.model.arithmetic.packed import FORMS, numbers_of, packed
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.blocks import levels_of
@@ -29,7 +30,8 @@ from flowspec.plan.shape import shape_of
 from flowspec.runtime.planning.plan_inputs import counted_weights
 from flowspec.runtime.session import pick_dtype
 from tests.ggufs import KEPT, PLAIN, convert, make
-from tests.model.functions import multiplied
+from tests.model.defined_products import packed_product
+from tests.model.functions import BUILDS, are_alike, built, multiplied
 from tests.model.slices import assert_faithful, load_foretold
 from tests.nightly import nightly
 
@@ -99,8 +101,31 @@ def test_products_are_those_of_the_files_weights_with_rows_that_are_near(kind: s
         assert np.sqrt(np.mean(noise) / (weights**2).sum(axis=1).mean()) < 0.012
 
 
+@pytest.mark.arm
+@pytest.mark.parametrize("level", BUILDS, ids="".join)
+@pytest.mark.parametrize("is_fine", [False, True])
+def test_products_are_their_definition_whatever_rows_are(is_fine: bool, level: Level) -> None:
+    """Rows of zeros, next to nothing, huge, between levels, or no numbers, rounded once or finely."""
+    for kind, form in FORMS.items():
+        for inputs, count in ((2 * form.unit, 17), (3 * form.unit - (form.unit == 32) * 21, 9)):
+            panels = panels_with(kind, 37, -(-inputs // form.unit), 4)
+            rows = np.random.default_rng(inputs).standard_normal((count, inputs), np.float32)
+            rows *= np.float32(10) ** (np.arange(inputs) // 32 % 9 - 4)
+            rows[0], rows[1, 40], rows[2, 3], rows[3, 35:37] = 0, np.nan, np.inf, (-np.inf, 1)
+            rows[4], rows[5] = 1e-30, np.nextafter(np.float32(1e-30), np.float32(1))
+            rows[6], rows[7] = rows[7] * 1e25, np.arange(inputs) % 255 / 2 - 63.5
+            rows[8] = np.where(np.arange(inputs) % 32 == 0, 127, np.arange(inputs) * 17 % 8191 / 256 - 16)
+            expected = packed_product(rows, form, panels, 37, is_fine)
+            with built(level):
+                found = multiplied(rows, Packed(kind, panels, 37), are_logits=is_fine)
+            assert are_alike(found, expected), kind
+            assert np.isnan(found[1:4]).all(), "what overflowed must show, not turn into numbers"
+            assert np.isfinite(found[4:]).all()
+            assert not found[0].any()
+
+
 def test_a_gpu_takes_rows_as_they_are() -> None:
-    engine = Gpu("float32", "plain", "cast, scale", "cpu")
+    engine = Gpu("float32", "plain", "weights", "cpu")
     for kind, form in FORMS.items():
         matrix = Packed(kind, engine.array(panels_with(kind, 21, 2, 3)), 21)
         weights = dequantize(rows_of(kind, 21, 2, 3), Kind[kind]).astype(np.float64)

@@ -26,13 +26,13 @@ from safetensors.torch import save
 from transformers.utils.hub import CHAT_TEMPLATE_DIR
 
 import flowspec
+from flowspec.bench.prompts import Prompt, of_each_domain, read_prompts
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.damage import check_inside, check_written, read_json
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gpu import tensor_of
-from flowspec.model.prompts import Prompt, of_each_domain, read_prompts
 from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.tables import read_toml
@@ -741,7 +741,7 @@ def test_a_cached_hub_model_is_found_and_what_is_missing_is_named(hub_cache: Pat
     assert len(revisions) == 2, "another revision, another fingerprint"
     for name, told in (
         ("half", f"model 'owner/half' has no {SHARDS['a.weight']}; expected "),
-        ("absent", "config.json of 'owner/absent' is not in the Hugging Face cache, and offline mode is on"),
+        ("absent", "config.json of 'owner/absent' is not in the Hugging Face cache, and HF_HUB_OFFLINE is "),
         ("bad..name", "cannot get config.json of 'owner/bad..name' from the hub: "),
     ):
         files = ModelFiles(f"owner/{name}")
@@ -773,7 +773,7 @@ def test_a_gguf_file_of_a_cached_hub_model_is_found_in_all_its_parts(hub_cache: 
             "owner/known/m.gguf",
             "there is no file 'owner/known/m.gguf' here, and 'owner/known' on the hub has",
         ),
-        ("owner/absent/m.gguf", "m.gguf of 'owner/absent' is not in the Hugging Face cache, and offline"),
+        ("owner/absent/m.gguf", "m.gguf of 'owner/absent' is not in the Hugging Face cache, and HF_HUB_OFF"),
     ):
         with pytest.raises(InputError, match=f"^{re.escape(told)}.*$"):
             ModelFiles(model, may_fetch=False).fingerprint()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -17,13 +17,15 @@ from hypothesis import strategies as st
 
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import F32, narrowed, widened
-from flowspec.model.arithmetic.compiled import Library
+from flowspec.model.arithmetic.build import Level
 from flowspec.model.parts import Plain
 from tests.model import functions
 from tests.model.defined_products import pairs_product
-from tests.model.functions import Array, multiplied
+from tests.model.definition import tensor
+from tests.model.functions import BUILDS, Array, are_alike, built, multiplied
 from tests.model.slices import threads_of
 
+pytestmark = pytest.mark.arm
 DTYPES = ("float32", "bfloat16", "float16")
 LEAST = -126
 """Numbers below 2 to this count as zeros."""
@@ -69,10 +71,16 @@ def exactly(x: F32, weights: F32) -> list[list[float]]:
 
 
 def numbers(shape: tuple[int, int], powers: tuple[int, int], seed: int) -> F32:
-    """Random numbers of bfloat16 times powers of two from the first to the last of these."""
+    """Random numbers of bfloat16."""
+    return rounded(unrounded(shape, powers, seed))
+
+
+def unrounded(shape: tuple[int, int], powers: tuple[int, int], seed: int) -> F32:
+    """Times powers of two from the first to the last of these."""
     generator = np.random.default_rng(seed)
     times = np.exp2(generator.integers(powers[0], powers[1] + 1, shape))
-    return rounded(generator.standard_normal(shape) * times)
+    found: F32 = (generator.standard_normal(shape) * times).astype(np.float32)
+    return found
 
 
 def rounded(x: Any) -> F32:
@@ -88,29 +96,27 @@ def any_numbers(shape: tuple[int, int], dtype: str, seed: int) -> Array:
     return narrowed(np.random.default_rng(seed).standard_normal(shape, np.float32), dtype)
 
 
-def pairs(x: F32, weights: F32) -> F32:
-    return functions.pairs(bits16(x), bits16(weights))
+def pairs(x: Array, weights: Array) -> Array:
+    """By numbers of bfloat16, in the dtype of rows."""
+    return multiplied(x, Plain(narrowed(weights, "bfloat16")), plain="pairs")
 
 
-@pytest.fixture
-def has_pairs(library: Library) -> None:
-    if not library.has_pairs:
-        pytest.skip("this processor does not multiply pairs of bfloat16")
-
-
-@pytest.fixture(params=["definition", "built"])
-def products(request: pytest.FixtureRequest) -> Products:
-    if request.param == "definition":
-        return pairs_product
-    request.getfixturevalue("has_pairs")
-    return pairs
+@pytest.fixture(params=[None, *BUILDS], ids=lambda level: "".join(level or ["definition"]))
+def products(request: pytest.FixtureRequest) -> Iterator[Products]:
+    """The definition's, and those of each build: by an instruction, by fused steps in a mode that flushes
+    what is small, or by exact ones."""
+    if request.param is None:
+        yield pairs_product
+        return
+    with built(request.param):
+        yield pairs
+        least = np.array([1e-40], np.float32)
+        assert (least * np.float32(1)).view(np.int32) == least.view(np.int32), "the mode is as it was"
 
 
 @pytest.mark.parametrize("powers", [(0, 0), (-8, 8), (-66, -60), (-140, 20)])
 @pytest.mark.parametrize("inputs", [1, 31, 75, 290])
-def test_a_row_is_what_steps_in_fractions_give(
-    products: Products, inputs: int, powers: tuple[int, int]
-) -> None:
+def test_a_row_is_steps_in_fractions(products: Products, inputs: int, powers: tuple[int, int]) -> None:
     x, weights = numbers((2, inputs), powers, 1), numbers((5, inputs), powers, 2)
     assert products(x, weights).tolist() == exactly(x, weights)
 
@@ -118,21 +124,27 @@ def test_a_row_is_what_steps_in_fractions_give(
 def test_orders_roundings_and_what_is_too_small(products: Products) -> None:
     """Sums that another order, one rounding for both products, or another bound would give otherwise."""
     least, tie = 2.0**-63, 2.0**-24
-    cases = [
+    cases: list[tuple[list[float], list[float]]] = [
         ([1, tie], [-1, 1]),  # the second product first: nothing; the first one first: 2^-24
         ([0, 1, *30 * [0], tie, tie], [1, 1, *30 * [0], 1, 1]),  # 1, in two roundings; 1 + 2^-23 in one
         ([0, 1, *30 * [0], tie, -1], [1, 1, *30 * [0], 1, 1]),
         ([2.0**-130, 2.0**-130], [2.0**60, 1]),  # factors that count as zeros
-        ([-(2.0**-70), 0], [2.0**-60, 0]),  # a product that counts as zero, of that sign
-        ([-least * 2.0**-24, least], [least, least]),  # below by half a last place and by a quarter
+        (32 * [-(2.0**-70)], 32 * [2.0**-60]),  # products that count as zeros, of that sign
+        ([-least * 2.0**-24, least], [least, least]),  # below by a last place, half of one and a quarter,
         ([-least * 2.0**-25, least], [least, least]),
         ([-least * 2.0**-26, least], [least, least]),
+        ([-least * 2.0**-25 * (1 + 2.0**-7), least], [least, least]),  # and next to half of one
+        ([-least * 2.0**-25 * (1 - 2.0**-8), least], [least, least]),
         ([least, -1.5 * least], [least, least]),  # too small after one step, and right after both
     ]
     for left, right in cases:
-        x, weights = (rounded(np.array([each])) for each in (left, right))
-        assert x.tolist() == [left]
-        assert products(x, weights).tolist() == exactly(x, weights), (left, right)
+        assert rounded(left).tolist() == left
+        for before, after in ((0, 0), (0, 1), (0, 30), (32, 0), (64, 35)):  # lanes that are full, and are not
+            wide = [rounded([[*before * [0], *each, *after * [0]]]) for each in (left, right)]
+            for x, weights in (wide, wide[::-1]):
+                found = products(x, weights)
+                assert found.tolist() == exactly(x, weights), (left, right)
+                assert are_alike(found, pairs_product(x, weights))
     for small, expected in ((2.0**-24, 0.0), (2.0**-25, least**2)):
         assert exactly(rounded([[-least * small, least]]), rounded([[least, least]])) == [[expected]]
 
@@ -149,33 +161,51 @@ def test_what_is_no_number_stays_what_it_is(products: Products) -> None:
     assert np.array_equal(found, expected, equal_nan=True)
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(300, 2080, 31), (70, 16416, 13), (23, 600, 700)])
-@pytest.mark.usefixtures("has_pairs")
-def test_many_rows_and_long_ones_are_divided_and_lose_none(rows: int, inputs: int, outputs: int) -> None:
+@pytest.mark.parametrize("level", BUILDS, ids="".join)
+def test_rows_of_any_numbers_are_rounded_first(level: Level) -> None:
+    """To the even one of two, to what is infinite, and what is no number to none."""
+    for inputs, powers in ((75, (-70, -56)), (290, (-3, 3)), (1, (0, 0)), (64, (-140, 20))):
+        x, weights = unrounded((9, inputs), powers, 1), bits16(numbers((7, inputs), powers, 2))
+        x[0] = 1 + (np.arange(inputs) % 128 + 0.5) / 128
+        x[1:5, 0] = [np.inf, -np.nan, 3.4e38, -1e-40]
+        x[5, 0] = np.array(0x7F800001, np.int32).view(np.float32)  # no number, by the bits that are lost
+        expected = pairs_product(tensor(x), tensor(weights)).numpy()
+        with built(level):
+            found = pairs(x, weights)
+        assert np.isnan(found[5]).all()
+        assert are_alike(found, expected)
+
+
+@pytest.mark.parametrize("level", BUILDS, ids="".join)
+@pytest.mark.parametrize("shape", [(300, 2080, 31), (70, 16416, 13), (23, 600, 700)])
+def test_many_rows_and_long_ones_lose_none(shape: tuple[int, int, int], level: Level) -> None:
     """Rows that do not fit beside each other, a block of weights, and outputs that are left over."""
+    rows, inputs, outputs = shape
     x, weights = numbers((rows, inputs), (-2, 2), 1), numbers((outputs, inputs), (-2, 2), 2)
-    found, wide = pairs(x, weights), (x.astype(np.float64), weights.astype(np.float64).T)
+    wide = x.astype(np.float64), weights.astype(np.float64).T
+    with built(level):
+        found = pairs(x, weights)
+        for row in (0, rows // 2, rows - 1):
+            assert np.array_equal(pairs(x[row : row + 1], weights), found[row : row + 1])
     assert np.abs(found - wide[0] @ wide[1]).max() < 1e-6 * (np.abs(wide[0]) @ np.abs(wide[1])).max()
-    for row in (0, rows // 2, rows - 1):
-        assert np.array_equal(pairs(x[row : row + 1], weights), found[row : row + 1])
 
 
-@pytest.mark.usefixtures("has_pairs")
-def test_numbers_behind_a_row_do_not_matter() -> None:
+@pytest.mark.parametrize("level", BUILDS, ids="".join)
+def test_numbers_behind_a_row_do_not_matter(level: Level) -> None:
     """Weights of the next row, and what lies behind the last one."""
     room = np.full((4, 75), 0x7FC0, np.uint16)
     room[:2] = bits16(numbers((2, 75), (0, 0), 1))
-    x, own = bits16(numbers((3, 75), (0, 0), 2)), room[:2].copy()
-    found = functions.pairs(x, room[:2])
-    assert np.array_equal(found, functions.pairs(x, own))
-    assert np.isfinite(found).all()
-    assert functions.pairs(x[:0], room).shape == (0, 4)
-    bias = bits16(numbers((1, 2), (0, 0), 3))[0]  # is added before the result is rounded
-    assert np.array_equal(multiplied(x, Plain(own), bias, plain="pairs"), bits16(found + widened(bias)))
-    assert np.array_equal(multiplied(x, Plain(own), plain="pairs"), bits16(found))
+    x, own, bias = numbers((3, 75), (0, 0), 2), room[:2].copy(), any_numbers((1, 2), "float32", 3)[0]
+    with built(level):
+        found = pairs(x, room[:2])
+        assert np.array_equal(found, pairs(x, own))
+        assert np.isfinite(found).all()
+        assert pairs(x[:0], room).shape == (0, 4)
+        assert np.array_equal(pairs(bits16(x), own), bits16(found))
+        biased = multiplied(bits16(x), Plain(own), bias, plain="pairs")
+    assert np.array_equal(biased, bits16(found + bias)), "which is added before the result is rounded"
 
 
-@pytest.mark.arm
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("inputs", [5, 531])
 def test_lanes16_is_fused_steps_in_sixteen_lanes(inputs: int, dtype: str) -> None:
@@ -194,7 +224,6 @@ def test_lanes16_is_fused_steps_in_sixteen_lanes(inputs: int, dtype: str) -> Non
         assert found[0, output] == sums[0]
 
 
-@pytest.mark.arm
 @given(
     rows=st.integers(1, 140),
     inputs=st.integers(1, 1100),
@@ -203,23 +232,20 @@ def test_lanes16_is_fused_steps_in_sixteen_lanes(inputs: int, dtype: str) -> Non
     dtype=st.sampled_from(DTYPES),
 )
 def test_a_row_has_the_same_bits_in_any_number_of_rows(
-    library: Library, rows: int, inputs: int, outputs: int, threads: int, dtype: str
+    rows: int, inputs: int, outputs: int, threads: int, dtype: str
 ) -> None:
     x = any_numbers((rows, inputs), "float32", rows)
     weights = any_numbers((outputs, inputs), dtype, outputs)
     with threads_of(threads):
         together = multiplied(x, Plain(weights))
     assert np.array_equal(together, np.concatenate([multiplied(row[None], Plain(weights)) for row in x]))
-    if library.has_pairs:
-        x, weights = bits16(x), bits16(widened(weights))
-        with threads_of(threads):
-            together = functions.pairs(x, weights)
-            assert np.array_equal(multiplied(x, Plain(weights), plain="pairs"), bits16(together))
-        alone = [functions.pairs(row[None], weights) for row in x]
-        assert np.array_equal(together, np.concatenate(alone))
+    weights = bits16(widened(weights))
+    with threads_of(threads):
+        together = pairs(x, weights)
+        assert np.array_equal(pairs(bits16(x), weights), bits16(together))
+    assert np.array_equal(together, np.concatenate([pairs(row[None], weights) for row in x]))
 
 
-@pytest.mark.arm
 @given(
     rows=st.integers(0, 5),
     inputs=st.one_of(st.sampled_from((1, 2, 64, 2048, 2880)), st.integers(1, 200)),
@@ -235,7 +261,7 @@ def test_small_products_are_their_definition(
     x[:, :zeros] = 0.0  # times less than nothing that is -0
     with threads_of(threads):
         found = functions.product(x, weights)
-    assert np.array_equal(found.view(np.int32), plain.product(x, weights).view(np.int32))
+    assert are_alike(found, plain.product(x, weights))
 
 
 def test_small_products_are_summed_in_halves() -> None:

@@ -127,7 +127,7 @@ HOSTILE: list[tuple[str, dict[Path, Any], str]] = [
     # Words.
     ("qwen3", {(*DENSE, "activation"): "exp"}, "activation: expected silu, gelu_tanh, relu, got 'exp'"),
     ("qwen3", {(*DENSE, "query_norm"): "heads"}, "query_norm: expected"),
-    ("qwen3", {("norm",): "scale"}, "norm: expected cast, scale"),
+    ("qwen3", {("norm",): "scale"}, "norm: expected weights, "),
     ("qwen3", {(*DENSE, "norm_before_mlp"): "x" * 65}, "norm_before_mlp: expected a short name"),
     ("qwen3", {(*DENSE, "norm_before_mlp"): "a\nb"}, "norm_before_mlp: expected a short name"),
     ("qwen3", {(*DENSE, "biases"): ["a\nb"]}, "biases: expected"),

@@ -135,9 +135,9 @@ def verify_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
     it."""
     from flowspec.bench.exactness import judge
     from flowspec.bench.outcome import EXACT, WRONG
+    from flowspec.bench.prompts import read_prompts
     from flowspec.model.accelerator import find
     from flowspec.model.files import BUNDLED, bundled_folder
-    from flowspec.model.prompts import read_prompts
     from flowspec.model.step_by_step import StepByStep
     from flowspec.runtime.decoding import Decoding
     from flowspec.runtime.session import ClusterOptions, open_cluster

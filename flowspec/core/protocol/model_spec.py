@@ -23,9 +23,8 @@ QueryNorm = Literal["", "head", "width"]
 """How queries and keys are normalised: not at all, each head alone, or all heads together."""
 Router = Literal["softmax", "softmax to 1", "scaled softmax to 1", "softmax of chosen", "sigmoid"]
 """How a mixture's rows choose experts (`plain.choose`)."""
-Norm = Literal["cast, scale", "scale, cast", "scale by 1 + w, cast"]
-"""After rows are normalised in float32: how the weight is applied, and when the result takes the dtype of
-what was given."""
+Norm = Literal["weights", "1 + weights"]
+"""What rows are multiplied by after they are normalised."""
 NORMS: tuple[Norm, ...] = get_args(Norm)
 """In the order of `canonical.c` and `canonical.cu`."""
 NUMBER_MAX = 1 << 20
@@ -279,8 +278,8 @@ class ModelSpec(_Checked):
     """`family`: by whose names files hold its weights. `context_max`: the most positions that it runs with
     one and the same arithmetic. `layer_inputs`: what each layer takes of a token besides its hidden state,
     from a table of so many tokens, `layer_input_tokens`. `norm` and `eps`: how all norms compute. Embeddings
-    are multiplied by `embedding_scale`, which may be rounded to their dtype first; logits are divided by
-    `logit_divisor` and bounded by `logit_cap` (0: they have no bound)."""
+    are multiplied by `embedding_scale`; logits are divided by `logit_divisor` and bounded by `logit_cap` (0:
+    they have no bound)."""
 
     family: str = ""
     hidden: int
@@ -289,10 +288,9 @@ class ModelSpec(_Checked):
     is_tied: bool
     layer_inputs: int = 0
     layer_input_tokens: int = 0
-    norm: Norm = "cast, scale"
+    norm: Norm = "weights"
     eps: float = 1e-6
     embedding_scale: float = 1.0
-    is_scale_rounded: bool = False
     logit_divisor: float = 1.0
     logit_cap: float = 0.0
     rotaries: tuple[Rotary, ...] = ()

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 class Precision:
     """What is true of a precision wherever it runs.
 
-    `activations` is the dtype of hidden states, keys and values, and whatever else is no weight of a linear
-    layer. A weight takes `weight_bytes` and, with its part of a group's scale, `group_bytes` more
-    (`model.rounding`). One that `is_unpacked` is multiplied in the fastest precision that the device has.
+    `activations` is the dtype of hidden states between layers and of embeddings; within a layer, and wherever
+    rows do not travel, numbers are float32. A weight takes `weight_bytes` and, with its part of a group's
+    scale, `group_bytes` more (`model.rounding`). One that `is_unpacked` is multiplied in the fastest
+    precision that the device has.
     `logits_off` is how far a logit may be from float32's, as a share of how far logits lie apart: four times
     what an x86 processor's kernels have.
     """
@@ -44,14 +45,16 @@ PRECISION_BYTES = {name: each.weight_bytes for name, each in PRECISIONS.items()}
 
 CACHE_AUTO, Q8_0 = "auto", "q8_0"
 CACHES = (CACHE_AUTO, "float16", Q8_0)
-"""How keys and values may be held: as the precision's activations, in float16, or as levels of 8 bits, where
-each 32 numbers of a key or a value are rounded alone (ggml's q8_0)."""
+"""How keys and values may be held: in float16 (`auto`: in float32 where that is the precision), or as levels
+of 8 bits, where each 32 numbers of a key or a value are rounded alone (ggml's q8_0)."""
 Q8_0_NUMBERS, Q8_0_STEP_BYTES = 32, 2
 
 
 def cached_as(cache: str, precision: str) -> str:
     """The dtype of keys and values, or `q8_0`."""
-    return ACTIVATIONS[precision] if cache == CACHE_AUTO else cache
+    if cache != CACHE_AUTO:
+        return cache
+    return "float32" if precision == "float32" else "float16"
 
 
 def cached_bytes(head_dim: int, held: str) -> int:

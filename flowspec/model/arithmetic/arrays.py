@@ -42,11 +42,8 @@ class Memory(Protocol):
     dtype: str
 
     def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
-    def cast(self, x: Numbers) -> Array:
-        """There, in the dtype of rows."""
-
-    def wide(self, x: Array) -> Array:
-        """In float32."""
+    def array(self, x: Numbers) -> Array:
+        """There, as it is."""
 
 
 def widened(x: Numbers) -> F32:

@@ -240,20 +240,6 @@ INLINE void narrow_all(const float *from, int64_t count, void *to, int64_t at, i
 #define NARROW_ALL(kind, from, count, to, at) narrow_all(from, count, to, at, kind)
 
 /* The number as it is in a kind. */
-INLINE vector rounded(vector value, int kind) {
-    if (kind == FLOAT32)
-        return value;
-    if (kind == BFLOAT16) {
-        integers bits = (integers)value, none = (bits & (int32_t)0x80000000) | 0x7fc00000;
-        integers near = (bits + 0x7fff + (bits >> 16 & 1)) & (int32_t)0xffff0000;
-        integers where = (bits & 0x7fffffff) > 0x7f800000;
-        return (vector)((near & ~where) | (none & where));
-    }
-    uint16_t room[WIDTH];
-    narrow(room, 0, kind, value);
-    return widened(room, 0, kind);
-}
-
 INLINE float rounded_one(float value, int kind) {
     if (kind == FLOAT32)
         return value;
@@ -542,26 +528,33 @@ static void linear_part(const float *x, const float *divided, int64_t rows, int6
 /* ------------------------------------------------------------------------------------------------------
  * products in pairs */
 
-/* Of bfloat16, on processors with an instruction that multiplies two pairs of them and adds both products to a
- * float32. It does so by two fused steps, the second of the pair first; what is below the smallest normal number
- * counts as zero, before and after each (`pairs_product` in tests/model/defined_products.py). Lane i sums inputs
- * 2 i and 2 i + 1 of every 32; the last inputs count as filled up with zeros; then the lanes are summed. Weights
- * are read as they lie. */
+/* Of bfloat16, as the instruction of x86 multiplies them that has two pairs of them and adds both products to a
+ * float32: by two fused steps, the second of the pair first; what is below the smallest normal number counts as
+ * zero, before and after each (`pairs_product` in tests/model/defined_products.py). Lane i sums inputs 2 i and
+ * 2 i + 1 of every 32; the last inputs count as filled up with zeros; then the lanes are summed. Weights are read as
+ * they lie, rows are rounded to bfloat16. */
+#define STEP 32 /* inputs, of all lanes */
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
-#define STEP 32         /* inputs, of all lanes */
-#define PAIR_ROWS 4     /* whose sums with those of PAIR_OUTPUTS fill the registers, */
-#define PAIR_OUTPUTS 6  /* but for what is multiplied */
+#define PAIR_ROWS 4    /* whose sums with those of PAIR_OUTPUTS fill the registers, */
+#define PAIR_OUTPUTS 6 /* but for what is multiplied */
+#elif VECTOR_BYTES == 64
+#define PAIR_ROWS 4
+#define PAIR_OUTPUTS 4
+#else
+#define PAIR_ROWS 2
+#define PAIR_OUTPUTS 2
+#endif
 #define PAIR_TILE (PAIR_ROWS * PAIR_OUTPUTS)
 #define NEAR_WEIGHTS (256 << 10) /* bytes that stay in the second cache while rows pass */
 #define NEAR_ROWS (1 << 20)      /* bytes of rows that pass at once */
 
 typedef struct {
-    const uint16_t *x, *w;
-    void *y;
+    const uint16_t *w;
+    float *y;
     int64_t rows, in, out;
-    int32_t kind; /* of y */
 } Pairs; /* rows of y are `out` apart */
 
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
 INLINE vector pairs_added(vector sums, __m512i x, __m512i w) {
     return (vector)_mm512_dpbf16_ps((__m512)sums, (__m512bh)x, (__m512bh)w);
 }
@@ -571,7 +564,8 @@ INLINE vector pairs_added(vector sums, __m512i x, __m512i w) {
  * `few` the processor is faster than memory, and would ask for weights itself, in an order in which memory is
  * slow: loading rows again for each output holds it back, which made a pass faster by a third. */
 INLINE void add_pairs(int outputs, int portion, int few, const uint16_t *x, const uint16_t *w, int64_t in,
-                      const uint16_t *ahead, vector *sums) {
+                      const uint16_t *ahead, Lanes *lanes) {
+    vector *sums = &lanes[0].parts[0];
     const int64_t whole = in / STEP * STEP;
 #pragma GCC unroll 24
     for (int i = 0; i < PAIR_ROWS * outputs; i++)
@@ -609,30 +603,140 @@ INLINE void add_pairs(int outputs, int portion, int few, const uint16_t *x, cons
                 pairs_added(sums[r * outputs + o], _mm512_loadu_si512(x + PAIR_ROWS * whole + STEP * r), weights);
     }
 }
+#else
 
-/* Of at most four rows from `row` on and PAIR_OUTPUTS outputs, or of one. */
-INLINE void tile_of_pairs(int outputs, int portion, int few, const Pairs *at, const uint16_t *x, int64_t row,
-                          int64_t first, int64_t ahead) {
-    vector lanes[PAIR_TILE];
-    float sums[PAIR_TILE + 8];
-    uint16_t short_ones[PAIR_TILE + 8];
-    add_pairs(outputs, portion, few, x, at->w + first * at->in, at->in, at->w + ahead * at->in, lanes);
-    if (outputs == PAIR_OUTPUTS) {
-        store(sums, sums_of_16(lanes));
-        store(sums + 16, sums_of_8(lanes + 16));
-    } else
-        for (int i = 0; i < PAIR_ROWS * outputs; i++)
-            sums[i] = lanes_sum(lanes + i);
-    const int64_t size = size_of(at->kind), rows = at->rows - row;
-    const char *found = at->kind == FLOAT32 ? (const char *)sums : (const char *)short_ones;
-    if (at->kind != FLOAT32)
-        narrow_all(sums, outputs == PAIR_OUTPUTS ? PAIR_TILE + 8 : PAIR_ROWS, short_ones, 0, BFLOAT16);
-    for (int r = 0; r < PAIR_ROWS && r < rows; r++)
-        memcpy((char *)at->y + ((row + r) * at->out + first) * size, found + r * outputs * size, outputs * size);
+/* x * y + total as the definition has it, whatever the processor's mode: in float64, in which the product is exact,
+ * and of which the last digit becomes odd where the sum lost something. */
+static float pair_step(float x, float y, float total) {
+    const double least = 0x1p-126;
+    if (fabsf(x) < (float)least)
+        x *= 0.0f;
+    if (fabsf(y) < (float)least)
+        y *= 0.0f;
+    const double product = (double)x * y, sum = product + total, part = sum - product;
+    const double lost = (product - (sum - part)) + (total - part);
+    double found = sum;
+    int64_t bits;
+    memcpy(&bits, &sum, 8);
+    if (lost != 0 && lost == lost && isfinite(sum) && !(bits & 1)) {
+        bits += (lost > 0) == (sum > 0) ? 1 : -1;
+        memcpy(&found, &bits, 8);
+    }
+    return (float)(fabs(found) < least * (1 - 0x1p-25) ? found * 0.0 : found);
 }
 
-/* Outputs from `begin` to `end` of all rows. Blocks of weights stay near while rows pass by four, and meanwhile
- * the next block is fetched, portion by portion. */
+/* Lane by lane, where a processor has no fused steps, or rounds some number near the smallest otherwise. */
+static void add_pairs_exactly(int outputs, const uint16_t *x, const uint16_t *w, int64_t in, Lanes *lanes) {
+    for (int r = 0; r < PAIR_ROWS; r++)
+        for (int o = 0; o < outputs; o++) {
+            float sums[LANES] = {0};
+            for (int64_t i = 0; i < (in + STEP - 1) / STEP * STEP; i++) {
+                const int64_t at = i ^ 1; /* the second of each pair first */
+                const float weight = at < in ? widened_one(w, o * in + at, BFLOAT16) : 0.0f;
+                const float input = widened_one(x, i / STEP * STEP * PAIR_ROWS + STEP * r + at % STEP, BFLOAT16);
+                sums[at % STEP / 2] = pair_step(input, weight, sums[at % STEP / 2]);
+            }
+            memcpy(&lanes[r * outputs + o], sums, sizeof sums);
+        }
+}
+
+#if defined(__aarch64__) || defined(__FMA__)
+#define HAS_STEPS
+/* Numbers below the smallest normal one count as zero from here on; returns what held before. */
+INLINE uint64_t flush(void) {
+#if defined(__aarch64__)
+    uint64_t before, none = 0;
+    __asm__ volatile("mrs %0, fpcr" : "=r"(before));
+    __asm__ volatile("msr fpcr, %0" ::"r"(before | 1 << 24));
+    __asm__ volatile("msr fpsr, %0" ::"r"(none));
+    return before;
+#else
+    const uint64_t before = _mm_getcsr();
+    _mm_setcsr((uint32_t)before | 0x8040);
+    return before;
+#endif
+}
+
+/* As it was before; returns whether a number was flushed that the definition may round up: ARM looks at numbers
+ * before they are rounded. */
+INLINE int end_flush(uint64_t before) {
+#if defined(__aarch64__)
+    uint64_t found;
+    __asm__ volatile("mrs %0, fpsr" : "=r"(found));
+    __asm__ volatile("msr fpcr, %0" ::"r"(before));
+    return found >> 3 & 1;
+#else
+    _mm_setcsr((uint32_t)before);
+    return 0;
+#endif
+}
+
+/* The products of a step of all lanes, of rows and outputs that are constants. */
+INLINE void pair_steps(int outputs, const uint16_t *x, const uint16_t *w, int64_t stride, Lanes *sums) {
+#pragma GCC unroll 4
+    for (int p = 0; p < PARTS; p++) {
+        integers first[PAIR_OUTPUTS];
+#pragma GCC unroll 4
+        for (int o = 0; o < outputs; o++)
+            memcpy(&first[o], w + o * stride + p * 2 * WIDTH, sizeof first[o]);
+#pragma GCC unroll 4
+        for (int r = 0; r < PAIR_ROWS; r++) {
+            integers both;
+            memcpy(&both, x + r * STEP + p * 2 * WIDTH, sizeof both);
+            const vector even = (vector)(both << 16), odd = (vector)(both & (int32_t)0xffff0000);
+#pragma GCC unroll 4
+            for (int o = 0; o < outputs; o++) {
+                vector *sum = &sums[r * outputs + o].parts[p];
+                *sum = fused(odd, (vector)(first[o] & (int32_t)0xffff0000), *sum);
+                *sum = fused(even, (vector)(first[o] << 16), *sum);
+            }
+        }
+    }
+}
+#endif
+
+/* As lanes, rows by `outputs`, a constant. Rows lie step by step, PAIR_ROWS times 32 inputs. */
+INLINE void add_pairs(int outputs, int portion, int few, const uint16_t *x, const uint16_t *w, int64_t in,
+                      const uint16_t *ahead, Lanes *lanes) {
+    (void)portion, (void)few, (void)ahead;
+#ifdef HAS_STEPS
+    const int64_t whole = in / STEP * STEP;
+    Lanes sums[PAIR_TILE];
+#pragma GCC unroll 16
+    for (int i = 0; i < PAIR_ROWS * outputs; i++)
+        for (int p = 0; p < PARTS; p++)
+            sums[i].parts[p] = all(0.0f);
+    const uint64_t before = flush();
+    for (int64_t i = 0; i < whole; i += STEP)
+        pair_steps(outputs, x + PAIR_ROWS * i, w + i, in, sums);
+    if (whole < in) {
+        uint16_t rest[PAIR_OUTPUTS * STEP] = {0};
+        for (int o = 0; o < outputs; o++)
+            memcpy(rest + o * STEP, w + o * in + whole, 2 * (in - whole));
+        pair_steps(outputs, x + PAIR_ROWS * whole, rest, STEP, sums);
+    }
+    memcpy(lanes, sums, sizeof(Lanes) * PAIR_ROWS * outputs);
+    __asm__ volatile("" ::: "memory"); /* all steps are before this */
+    if (!end_flush(before))
+        return;
+#endif
+    add_pairs_exactly(outputs, x, w, in, lanes);
+}
+#endif
+
+/* Of at most PAIR_ROWS rows from `row` on and PAIR_OUTPUTS outputs, or of one. */
+INLINE void tile_of_pairs(int outputs, int portion, int few, const Pairs *at, const uint16_t *x, int64_t row,
+                          int64_t first, int64_t ahead) {
+    Lanes lanes[PAIR_TILE];
+    float sums[PAIR_TILE + SUMS_ROOM];
+    add_pairs(outputs, portion, few, x, at->w + first * at->in, at->in, at->w + ahead * at->in, lanes);
+    sums_of_lanes(lanes, PAIR_ROWS * outputs, sums);
+    for (int r = 0; r < PAIR_ROWS && r < at->rows - row; r++)
+        memcpy(at->y + (row + r) * at->out + first, sums + r * outputs, sizeof(float) * outputs);
+}
+
+/* Outputs from `begin` to `end` of all rows. Blocks of weights stay near while rows pass by PAIR_ROWS, and
+ * meanwhile the next block is fetched, portion by portion. */
 static void outputs_of_pairs(const Pairs *at, const uint16_t *x, int64_t begin, int64_t end) {
     const int64_t steps = (at->in + STEP - 1) / STEP, row_bytes = 2 * STEP * steps;
     const int64_t groups = 1 + at->rows * row_bytes / NEAR_ROWS, all_tiles = (at->rows + PAIR_ROWS - 1) / PAIR_ROWS;
@@ -672,26 +776,16 @@ static void outputs_of_pairs(const Pairs *at, const uint16_t *x, int64_t begin, 
     }
 }
 
-/* A row, or zeros, to where `add_pairs` reads row number `row`. */
-INLINE void pair_row(const uint16_t *x, int64_t row, int64_t in, uint16_t *to) {
+/* A row in bfloat16, or zeros, to where `add_pairs` reads row number `row`. */
+INLINE void pair_row(const float *x, int64_t row, int64_t in, uint16_t *to) {
     const int64_t steps = (in + STEP - 1) / STEP;
     to += (row / PAIR_ROWS * steps * PAIR_ROWS + row % PAIR_ROWS) * STEP;
     for (int64_t step = 0; step < steps; step++, to += PAIR_ROWS * STEP) {
-        int64_t left = in - step * STEP, count = left < STEP ? left : STEP;
+        const int64_t left = in - step * STEP;
         memset(to, 0, 2 * STEP);
         if (x != NULL)
-            memcpy(to, x + step * STEP, 2 * count);
+            narrow_all(x + step * STEP, left < STEP ? left : STEP, to, 0, BFLOAT16);
     }
-}
-
-#endif
-
-int flowspec_has_pairs(void) {
-#ifdef STEP
-    return 1;
-#else
-    return 0;
-#endif
 }
 
 /* ------------------------------------------------------------------------------------------------------
@@ -706,6 +800,7 @@ int flowspec_has_pairs(void) {
 #define GROUP 32
 #define LEVEL_MOST 127.0f
 #define PEAK_LEAST 1e-30f /* below, a group counts as zeros */
+#define FINER 7 /* of a row that is rounded twice the second step is so many halvings smaller */
 
 enum { Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, MXFP4, FORMS };
 
@@ -826,11 +921,13 @@ INLINE void unpack(int form, const uint8_t *from, int64_t sub, Levels *weights) 
     }
 }
 
-/* Sums of the products of `count` vectors (a constant, 4 or 8) with four inputs each; `most` is their largest
+INLINE Sums all_sums(int32_t value) { return value - (Sums){0}; }
+
+/* `start` and the sums of the products of `count` vectors (a constant, 4 or 8) with four inputs each; `most` is their largest
  * level, which tells how many products fit 16 bits. Levels with a sign are int8, or have SIGN added. */
-INLINE Sums products_of(int form, const Levels *weights, const int8_t *x, int count, int32_t start) {
+INLINE Sums products_of(int form, const Levels *weights, const int8_t *x, int count, Sums start) {
 #if SUB == 16
-    __m512i even = _mm512_set1_epi32(start), odd = _mm512_setzero_si512();
+    __m512i even = (__m512i)start, odd = _mm512_setzero_si512();
 #pragma GCC unroll 8
     for (int v = 0; v < count; v += 2) {
         even = _mm512_dpbusd_epi32(even, (__m512i)weights[v], _mm512_set1_epi32(four_inputs(x + 4 * v)));
@@ -839,7 +936,7 @@ INLINE Sums products_of(int form, const Levels *weights, const int8_t *x, int co
     return (Sums)even + (Sums)odd;
 #elif SUB == 8
     int portion = is_signed(form) ? 1 : bits_of(form) == 6 ? 2 : bits_of(form) == 5 ? 4 : 8;
-    __m256i ones = _mm256_set1_epi16(1), sums = _mm256_set1_epi32(start), pairs = _mm256_setzero_si256();
+    __m256i ones = _mm256_set1_epi16(1), sums = (__m256i)start, pairs = _mm256_setzero_si256();
 #pragma GCC unroll 8
     for (int v = 0; v < count; v++) {
         __m256i inputs = _mm256_set1_epi32(four_inputs(x + 4 * v)), levels = (__m256i)weights[v];
@@ -854,7 +951,7 @@ INLINE Sums products_of(int form, const Levels *weights, const int8_t *x, int co
     }
     return (Sums)sums;
 #elif defined(__ARM_FEATURE_DOTPROD)
-    int32x4_t even = vdupq_n_s32(start), odd = vdupq_n_s32(0);
+    int32x4_t even = (int32x4_t)start, odd = vdupq_n_s32(0);
 #pragma GCC unroll 2
     for (int v = 0; v < count; v += 4) {
         int8x16_t inputs = vld1q_s8(x + 4 * v);
@@ -883,9 +980,9 @@ INLINE Sums products_of(int form, const Levels *weights, const int8_t *x, int co
             second = vpadalq_s16(second, high);
         }
     }
-    return (Sums)vaddq_s32(vpaddq_s32(first, second), vdupq_n_s32(start));
+    return (Sums)vpaddq_s32(first, second) + start;
 #else
-    Sums sums = {start, start, start, start};
+    Sums sums = start;
     for (int v = 0; v < count; v++)
         for (int i = 0; i < 4 * SUB; i++)
             sums[i / 4] += (is_signed(form) ? (int8_t)weights[v][i] : weights[v][i]) * x[4 * v + i % 4];
@@ -979,11 +1076,11 @@ typedef struct {
     int8_t levels[GROUP];
     int32_t starts[2];
     float step, moment;
-} Rounded;
+} Rounded; /* of a row that is rounded twice two, of which the second has the levels of what the first leaves */
 
 /* Some rows (a constant, at most PACKED_ROWS) of so many groups times outputs of a panel, from output `sub` of it
  * on, of which there are `left`: SUB outputs, or `subs` (a constant) times so many. */
-INLINE void packed_tile(int form, int rows, int subs, const uint8_t *panel, const Rounded *x, int64_t groups,
+INLINE void packed_tile(int form, int times, int rows, int subs, const uint8_t *panel, const Rounded *x, int64_t groups,
                         int64_t sub, int64_t left, float *y, int64_t out) {
     Reals totals[PACKED_ROWS];
 #pragma GCC unroll 8
@@ -1000,16 +1097,17 @@ INLINE void packed_tile(int form, int rows, int subs, const uint8_t *panel, cons
             scales_of(form, from + level_bytes(form), unit + per_unit * size, sub + part * SUB, scales, &minimums);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
-                const Rounded *at = x + g * rows + r;
+                const Rounded *at = x + (g * rows + r) * times;
                 Reals step = all_reals(at->step), *total = totals + r * subs + part;
-                if (has_halves(form)) {
-                    Sums low = products_of(form, weights, at->levels, 4, at->starts[0]),
-                         high = products_of(form, weights + 4, at->levels + GROUP / 2, 4, at->starts[1]);
-                    *total += (scales[0] * step) * __builtin_convertvector(low, Reals);
-                    *total += (scales[1] * step) * __builtin_convertvector(high, Reals);
-                } else {
-                    Sums sums = products_of(form, weights, at->levels, 8, at->starts[0]);
-                    *total += (scales[0] * step) * __builtin_convertvector(sums, Reals);
+                const int inputs = has_halves(form) ? GROUP / 2 : GROUP;
+#pragma GCC unroll 2
+                for (int half = 0; half <= has_halves(form); half++) {
+                    Sums sums = all_sums(0);
+#pragma GCC unroll 2
+                    for (int t = 0; t < times; t++)
+                        sums = products_of(form, weights + half * 4, at[t].levels + half * inputs, inputs / 4,
+                                           (sums << FINER) + all_sums(at[t].starts[half]));
+                    *total += (scales[half] * step) * __builtin_convertvector(sums, Reals);
                 }
                 if (has_minimum(form))
                     *total -= minimums * all_reals(at->moment);
@@ -1036,9 +1134,10 @@ INLINE int64_t portion_of(int64_t r, int64_t rows, int *count) {
     return first;
 }
 
-/* Rounds up to GROUP numbers to levels, 0 for those that are not there; returns the step between levels. A
- * group that has what is no number, or is infinite, gets a step that is no number. */
-INLINE float round_group(const float *x, int64_t count, int8_t *levels) {
+/* Rounds up to GROUP numbers to levels, 0 for those that are not there; returns the step between levels. `finer`,
+ * if given, gets levels of what is left, whose step is smaller by FINER halvings. A group that has what is no
+ * number, or is infinite, gets a step that is no number. */
+INLINE float round_group(const float *x, int64_t count, int8_t *levels, int8_t *finer) {
     float numbers[GROUP] = {0}, peak;
     memcpy(numbers, x, sizeof(float) * count);
     int32_t sizes[GROUP], most = 0;
@@ -1049,56 +1148,63 @@ INLINE float round_group(const float *x, int64_t count, int8_t *levels) {
     int is_number = peak > PEAK_LEAST && peak < INFINITY;
     float factor = is_number ? LEVEL_MOST / peak : 0.0f;
     for (int i = 0; i < GROUP; i++) { /* to even, as `exponential` does */
-        float level = is_number ? (numbers[i] * factor + 12582912.0f) - 12582912.0f : 0.0f;
+        float number = is_number ? numbers[i] * factor : 0.0f, level = (number + 12582912.0f) - 12582912.0f;
         levels[i] = (int8_t)level;
+        if (finer != NULL)
+            finer[i] = (int8_t)(((number - level) * (1 << FINER) + 12582912.0f) - 12582912.0f);
     }
     return is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
 }
 
-/* Rounds a row that begins with number `first`, group by group, each `stride` after the one before. */
-static void round_groups(const void *x, int kind, int64_t first, int64_t in, int64_t groups, int32_t offset,
-                         int has_halves, Rounded *to, int stride) {
-    float numbers[GROUP];
+/* Rounds a row, group by group, each `stride` after the one before; twice, if `times` is 2. */
+INLINE void round_groups(const float *x, int64_t in, int64_t groups, int32_t offset, int has_halves, int times,
+                         Rounded *to, int stride) {
     for (int64_t g = 0; g < groups; g++, to += stride) {
-        int32_t sums[2] = {0};
-        int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
-        FOR_KIND(kind, WIDEN_ALL, x, first + g * GROUP, count, numbers);
-        to->step = round_group(numbers, count, to->levels);
-        for (int half = 0; half < 2; half++)
-            for (int i = 0; i < GROUP / 2; i++)
-                sums[half] += to->levels[half * (GROUP / 2) + i];
-        to->starts[0] = -offset * (has_halves ? sums[0] : sums[0] + sums[1]);
-        to->starts[1] = -offset * sums[1];
-        to->moment = to->step * (float)(sums[0] + sums[1]);
+        const int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
+        const float step = round_group(x + g * GROUP, count, to->levels, times == 2 ? to[1].levels : NULL);
+        int32_t whole = 0;
+        for (int t = 0; t < times; t++) {
+            int32_t sums[2] = {0};
+            for (int half = 0; half < 2; half++)
+                for (int i = 0; i < GROUP / 2; i++)
+                    sums[half] += to[t].levels[half * (GROUP / 2) + i];
+            to[t].starts[0] = -offset * (has_halves ? sums[0] : sums[0] + sums[1]);
+            to[t].starts[1] = -offset * sums[1];
+            whole = (whole << FINER) + sums[0] + sums[1];
+        }
+        to->step = times == 2 ? step * (1.0f / (1 << FINER)) : step;
+        to->moment = to->step * (float)whole;
     }
 }
 
 typedef struct {
     const uint8_t *panels;
     int64_t rows, in, out;
+    int times; /* that rows are rounded */
 } Packed;
 
 /* One panel with all rows, to `found`, whose rows are `between` apart. */
-INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p, float *found, int64_t between) {
+INLINE void panel_product(int form, int times, const Packed *a, const Rounded *x, int64_t p, float *found,
+                          int64_t between) {
     int64_t groups = (a->in + GROUP - 1) / GROUP;
     const uint8_t *panel = a->panels + p * (groups / groups_in_unit(form) * unit_bytes(form));
     const int64_t outputs = a->out - p * PANEL < PANEL ? a->out - p * PANEL : PANEL;
     int count;
     for (int64_t r = 0; r < a->rows; r += count) {
         portion_of(r, a->rows, &count);
-        const Rounded *from = x + r * groups;
+        const Rounded *from = x + r * groups * times;
         float *y = found + r * between + p * PANEL;
         if (count == 1) {
-            packed_tile(form, 1, PANEL / SUB, panel, from, groups, 0, outputs, y, between);
+            packed_tile(form, times, 1, PANEL / SUB, panel, from, groups, 0, outputs, y, between);
             continue;
         }
         for (int64_t sub = 0; sub < outputs; sub += SUB)
             if (count == PACKED_ROWS)
-                packed_tile(form, PACKED_ROWS, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
+                packed_tile(form, times, PACKED_ROWS, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
             else if (count == 4)
-                packed_tile(form, 4, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
+                packed_tile(form, times, 4, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
             else
-                packed_tile(form, 2, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
+                packed_tile(form, times, 2, 1, panel, from, groups, sub, outputs - sub, y + sub, between);
     }
 }
 
@@ -1106,7 +1212,10 @@ INLINE void panel_product(int form, const Packed *a, const Rounded *x, int64_t p
  * would be none. */
 #define FORM(form)                                                                                           \
     static void panel_##form(const Packed *a, const Rounded *x, int64_t p, float *found, int64_t between) {  \
-        panel_product(form, a, x, p, found, between);                                                        \
+        if (a->times == 2)                                                                                   \
+            panel_product(form, 2, a, x, p, found, between);                                                 \
+        else                                                                                                 \
+            panel_product(form, 1, a, x, p, found, between);                                                 \
     }
 FORM(Q4_0) FORM(Q4_1) FORM(Q5_0) FORM(Q5_1) FORM(Q8_0) FORM(Q4_K) FORM(Q5_K) FORM(Q6_K) FORM(IQ4_NL)
     FORM(MXFP4)
@@ -1267,101 +1376,68 @@ INLINE void functions_of(vector *x, int count, int function) {
     }
 }
 
-/* Without `times` the function's results; else these are rounded, and multiplied by them. */
-INLINE void function_of_all(int kind, const void *x, int64_t count, int function, const void *times, void *y) {
+/* Without `times` the function's results; else these times them. */
+INLINE void function_of_all(const float *x, int64_t count, int function, const float *times, float *y) {
     int64_t i = 0;
     for (; i + TOGETHER * WIDTH <= count; i += TOGETHER * WIDTH) {
         vector found[TOGETHER];
-        EACH(v, TOGETHER) found[v] = widened(x, i + v * WIDTH, kind);
+        EACH(v, TOGETHER) found[v] = load(x + i + v * WIDTH);
         functions_of(found, TOGETHER, function);
         if (times)
-            EACH(v, TOGETHER) found[v] = rounded(found[v], kind) * widened(times, i + v * WIDTH, kind);
-        EACH(v, TOGETHER) narrow(y, i + v * WIDTH, kind, found[v]);
+            EACH(v, TOGETHER) found[v] = found[v] * load(times + i + v * WIDTH);
+        EACH(v, TOGETHER) store(y + i + v * WIDTH, found[v]);
     }
-    for (; i + WIDTH <= count; i += WIDTH) {
-        vector found = widened(x, i, kind);
-        functions_of(&found, 1, function);
-        narrow(y, i, kind, times ? rounded(found, kind) * widened(times, i, kind) : found);
-    }
-    if (i < count) {
+    for (; i < count; i += WIDTH) {
+        const int64_t some = count - i < WIDTH ? count - i : WIDTH;
         float rest[WIDTH] = {0}, by[WIDTH] = {0};
-        widen_all(x, i, kind, count - i, rest);
+        memcpy(rest, x + i, sizeof(float) * some);
         vector found = load(rest);
         functions_of(&found, 1, function);
-        if (times)
-            widen_all(times, i, kind, count - i, by);
-        store(rest, times ? rounded(found, kind) * load(by) : found);
-        narrow_all(rest, count - i, y, i, kind);
+        if (times) {
+            memcpy(by, times + i, sizeof(float) * some);
+            found = found * load(by);
+        }
+        store(rest, found);
+        memcpy(y + i, rest, sizeof(float) * some);
     }
 }
 
-/* y [count] from x [count] and, if given, times [count], all of a kind. */
-void flowspec_function(const void *x, int kind, int64_t count, int function, const void *times, void *y) {
+/* y [count] from x [count] and, if given, times [count]. */
+void flowspec_function(const float *x, int64_t count, int function, const float *times, float *y) {
     if (function == SILU)
-        FOR_KIND(kind, function_of_all, x, count, SILU, times, y);
+        function_of_all(x, count, SILU, times, y);
     else if (function == GELU_TANH)
-        FOR_KIND(kind, function_of_all, x, count, GELU_TANH, times, y);
+        function_of_all(x, count, GELU_TANH, times, y);
     else if (function == TANH)
-        FOR_KIND(kind, function_of_all, x, count, TANH, times, y);
+        function_of_all(x, count, TANH, times, y);
     else if (function == SIGMOID)
-        FOR_KIND(kind, function_of_all, x, count, SIGMOID, times, y);
+        function_of_all(x, count, SIGMOID, times, y);
     else
-        FOR_KIND(kind, function_of_all, x, count, RELU, times, y);
+        function_of_all(x, count, RELU, times, y);
 }
 
 /* -------------------------------------------------------------------------------------------------------------
  * norms */
 
-enum { CAST_THEN_SCALE, SCALE_THEN_CAST, SCALE_BY_ONE_PLUS };
+enum { BY_WEIGHTS, BY_ONE_PLUS_WEIGHTS };
 
-typedef struct {
-    const void *x, *weights; /* [rows, width] and [width] of `kind` */
-    void *y;                 /* as x */
-    int64_t rows, width;
-    float share, eps; /* share: 1 / width */
-    int32_t kind, how;
-} Norm;
-
-/* A normalised number with its weight. */
-INLINE vector scaled(vector number, vector weight, int kind, int how) {
-    if (how == CAST_THEN_SCALE)
-        return rounded(number, kind) * weight;
-    return number * (how == SCALE_BY_ONE_PLUS ? all(1.0f) + weight : weight);
-}
-
-/* A row, of which number 0 is `from` of x and `to` of y. `squares` and `row` have room for `room` numbers, the
- * next power of two above a row's. */
-INLINE void normalise_row(int kind, const Norm *a, int how, int64_t from, int64_t to, int64_t room, float *squares,
-                          float *row) {
-    widen_all(a->x, from, kind, a->width, row);
-    for (int64_t i = 0; i < a->width; i++)
-        squares[i] = row[i] * row[i];
-    memset(squares + a->width, 0, sizeof(float) * (room - a->width));
+/* A row over the root of its mean square, times weights. `squares` has `room` numbers, the next power of two above
+ * a row's; `share` is 1 / width. */
+INLINE void normalise(const float *x, const float *weights, int64_t width, float share, float eps, int how, float *y,
+                      int64_t room, float *squares) {
+    for (int64_t i = 0; i < width; i++)
+        squares[i] = x[i] * x[i];
+    memset(squares + width, 0, sizeof(float) * (room - width));
     for (int64_t half = room / 2; half; half /= 2)
         for (int64_t i = 0; i < half; i++)
             squares[i] += squares[i + half];
-    float factor = 1.0f / sqrtf(squares[0] * a->share + a->eps);
-    int64_t i = 0;
-    for (; i + WIDTH <= a->width; i += WIDTH) {
-        vector number = load(row + i) * all(factor);
-        narrow(a->y, to + i, kind, scaled(number, widened(a->weights, i, kind), kind, how));
-    }
-    if (i < a->width) {
-        float weights[WIDTH] = {0}, numbers[WIDTH] = {0};
-        memcpy(numbers, row + i, sizeof(float) * (a->width - i));
-        widen_all(a->weights, i, kind, a->width - i, weights);
-        store(numbers, scaled(load(numbers) * all(factor), load(weights), kind, how));
-        narrow_all(numbers, a->width - i, a->y, to + i, kind);
-    }
-}
-
-INLINE void normalise(int kind, const Norm *a, int64_t from, int64_t to, int64_t room, float *squares) {
-    if (a->how == CAST_THEN_SCALE)
-        normalise_row(kind, a, CAST_THEN_SCALE, from, to, room, squares, squares + room);
-    else if (a->how == SCALE_THEN_CAST)
-        normalise_row(kind, a, SCALE_THEN_CAST, from, to, room, squares, squares + room);
+    const float factor = 1.0f / sqrtf(squares[0] * share + eps);
+    if (how == BY_ONE_PLUS_WEIGHTS)
+        for (int64_t i = 0; i < width; i++)
+            y[i] = x[i] * factor * (1.0f + weights[i]);
     else
-        normalise_row(kind, a, SCALE_BY_ONE_PLUS, from, to, room, squares, squares + room);
+        for (int64_t i = 0; i < width; i++)
+            y[i] = x[i] * factor * weights[i];
 }
 
 /* The numbers of a row, and as many zeros as make it a power of two. */
@@ -1442,57 +1518,46 @@ static void cosine_and_sine(float x, float *cosine_of, float *sine_of) {
     *sine_of = (float)(place >= 2 ? -second : second);
 }
 
-/* cosine and sine [rows, 2 * count] of `kind`, each twice, from positions [rows] and frequencies [count]. */
+/* cosine and sine [rows, 2 * count], each twice, from positions [rows] and frequencies [count]. */
 void flowspec_angles(const int64_t *positions, int64_t rows, const float *frequencies, int64_t count, float scale,
-                     int kind, void *cosine, void *sine) {
+                     float *cosine, float *sine) {
     for (int64_t at = 0; at < rows * count; at++) {
         const int64_t r = at / count, i = at % count, to = (2 * r) * count + i;
         float c, s;
         cosine_and_sine((float)positions[r] * frequencies[i], &c, &s);
         for (int64_t half = 0; half < 2; half++) {
-            narrow_one(cosine, to + half * count, kind, c * scale);
-            narrow_one(sine, to + half * count, kind, s * scale);
+            cosine[to + half * count] = c * scale;
+            sine[to + half * count] = s * scale;
         }
     }
 }
 
 typedef struct {
-    const void *x;             /* [rows, heads, width] of `kind`, rows and heads as far apart as is said */
-    const void *cosine, *sine; /* [rows, turned] of `kind` */
-    void *y;                   /* [rows, heads, width] of `kind` */
+    const float *x;             /* [rows, heads, width], rows and heads as far apart as is said */
+    const float *cosine, *sine; /* [rows, turned] */
+    float *y;                   /* [rows, heads, width] */
     int64_t rows, heads, width, turned, between_rows, between_heads;
-    int32_t kind;
 } Turn;
 
-/* Number i of a head with number i + turned / 2, which is `other`: each step is rounded, as in layers that are
- * computed one operation at a time. */
-INLINE void turn_rows(int kind, const Turn *a, int64_t begin, int64_t end) {
-    int64_t half = a->turned / 2;
-    for (int64_t r = begin; r < end; r++)
-        for (int64_t h = 0; h < a->heads; h++) {
-            int64_t from = r * a->between_rows + h * a->between_heads, to = (r * a->heads + h) * a->width;
-            for (int side = 0; side < 2; side++) {
-                int64_t own = side * half, other = half - own, angle = r * a->turned + own, i = 0;
-                for (; i + WIDTH <= half; i += WIDTH) {
-                    vector turned = widened(a->x, from + other + i, kind);
-                    vector near = widened(a->x, from + own + i, kind) * widened(a->cosine, angle + i, kind);
-                    vector far = (side ? turned : -turned) * widened(a->sine, angle + i, kind);
-                    narrow(a->y, to + own + i, kind, rounded(near, kind) + rounded(far, kind));
-                }
-                for (; i < half; i++) {
-                    float turned = widened_one(a->x, from + other + i, kind);
-                    float near = widened_one(a->x, from + own + i, kind) * widened_one(a->cosine, angle + i, kind);
-                    float far = (side ? turned : -turned) * widened_one(a->sine, angle + i, kind);
-                    narrow_one(a->y, to + own + i, kind, rounded_one(near, kind) + rounded_one(far, kind));
-                }
-            }
-            int64_t size = kind == FLOAT32 ? 4 : 2;
-            memcpy((char *)a->y + (to + a->turned) * size, (const char *)a->x + (from + a->turned) * size,
-                   size * (a->width - a->turned));
+/* Number i of a head with number i + turned / 2; what is wider than that stays. */
+static void turn_row(const Turn *a, int64_t r) {
+    const int64_t half = a->turned / 2;
+    const float *cosine = a->cosine + r * a->turned, *sine = a->sine + r * a->turned;
+    for (int64_t h = 0; h < a->heads; h++) {
+        const float *x = a->x + r * a->between_rows + h * a->between_heads;
+        float *y = a->y + (r * a->heads + h) * a->width;
+        for (int64_t i = 0; i < half; i++) {
+            y[i] = x[i] * cosine[i] + -x[i + half] * sine[i];
+            y[i + half] = x[i + half] * cosine[i + half] + x[i] * sine[i + half];
         }
+        memcpy(y + a->turned, x + a->turned, sizeof(float) * (a->width - a->turned));
+    }
 }
 
-void flowspec_turn(const Turn *a) { FOR_KIND(a->kind, turn_rows, a, 0, a->rows); }
+void flowspec_turn(const Turn *a) {
+    for (int64_t r = 0; r < a->rows; r++)
+        turn_row(a, r);
+}
 
 /* ---------------------------------------------------------------------------------------------------------
  * attention */
@@ -1503,19 +1568,19 @@ void flowspec_levels(const float *x, int64_t rows, int64_t width, int8_t *levels
         for (int64_t from = 0; from < width; from += GROUP) {
             int64_t at = r * width + from, count = width - from < GROUP ? width - from : GROUP;
             int8_t found[GROUP];
-            *steps++ = round_group(x + at, count, found);
+            *steps++ = round_group(x + at, count, found, NULL);
             memcpy(levels + at, found, count);
         }
 }
 
 typedef struct {
-    const void *keys, *values; /* [rows, kv_heads, width] of `kind`, rows and heads as far apart as is said */
-    const int64_t *places;     /* [rows]: slots */
+    const float *keys, *values; /* [rows, kv_heads, width], rows and heads as far apart as is said */
+    const int64_t *places;      /* [rows]: slots */
     void *to_keys, *to_values; /* a cache, as below */
     uint16_t *key_steps, *value_steps;
     int64_t rows, kv_heads, width, value_width, slots, between_keys, between_key_heads, between_values,
         between_value_heads;
-    int32_t kind, cache_kind;
+    int32_t cache_kind;
 } Stored;
 
 /* Of a key or a value of so many numbers: those that share a step, the last of them fewer. */
@@ -1529,7 +1594,7 @@ INLINE void store_group(const Stored *a, const float *numbers, int64_t count, in
     int64_t key = (block * a->width + d) * LANES + slot % LANES;
     int64_t value = (head * a->slots + slot) * a->value_width + d;
     if (a->cache_kind == LEVELS8) {
-        float step = round_group(numbers, count, levels);
+        float step = round_group(numbers, count, levels, NULL);
         if (is_key)
             narrow_one(a->key_steps, (block * groups + d / GROUP) * LANES + slot % LANES, FLOAT16, step);
         else
@@ -1546,26 +1611,25 @@ INLINE void store_group(const Stored *a, const float *numbers, int64_t count, in
         narrow_one(a->to_keys, key + i * LANES, a->cache_kind, numbers[i]);
 }
 
-/* Keys and values of rows to their slots. */
-static void store_rows(const Stored *a, int64_t begin, int64_t end) {
-    float numbers[GROUP];
-    for (int64_t r = begin; r < end; r++)
-        for (int64_t head = 0; head < a->kv_heads; head++)
-            for (int64_t d = 0; d < a->width; d += GROUP) {
-                int64_t count = a->width - d < GROUP ? a->width - d : GROUP;
-                int64_t key = r * a->between_keys + head * a->between_key_heads + d;
-                int64_t value = r * a->between_values + head * a->between_value_heads + d;
-                FOR_KIND(a->kind, WIDEN_ALL, a->keys, key, count, numbers);
-                store_group(a, numbers, count, head, a->places[r], d, 1);
-                FOR_KIND(a->kind, WIDEN_ALL, a->values, value, count, numbers);
-                store_group(a, numbers, count, head, a->places[r], d, 0);
-            }
+/* A row's keys and values to their slots. */
+static void store_row(const Stored *a, int64_t r) {
+    for (int64_t head = 0; head < a->kv_heads; head++)
+        for (int64_t d = 0; d < a->width; d += GROUP) {
+            const int64_t count = a->width - d < GROUP ? a->width - d : GROUP;
+            const float *key = a->keys + r * a->between_keys + head * a->between_key_heads + d;
+            const float *value = a->values + r * a->between_values + head * a->between_value_heads + d;
+            store_group(a, key, count, head, a->places[r], d, 1);
+            store_group(a, value, count, head, a->places[r], d, 0);
+        }
 }
 
-void flowspec_store(const Stored *a) { store_rows(a, 0, a->rows); }
+void flowspec_store(const Stored *a) {
+    for (int64_t r = 0; r < a->rows; r++)
+        store_row(a, r);
+}
 
 typedef struct {
-    const void *queries; /* [rows, heads, width] of `kind` */
+    const float *queries; /* [rows, heads, width] */
     const void *keys;    /* [kv_heads, slots / 16, width, 16] of `cache_kind` */
     const void *values;  /* [kv_heads, slots, value_width] of `cache_kind` */
     const uint16_t *key_steps;   /* of levels, in float16: [kv_heads, slots / 16, groups, 16] */
@@ -1574,11 +1638,11 @@ typedef struct {
     const int32_t *order; /* slots by position; those that nobody sees are left out */
     const int32_t *ends;  /* [blocks]: in `order`, where each block of positions ends */
     const float *sinks;   /* [heads], or none: a score that has a share, and no value */
-    void *found;          /* as queries */
+    float *found;         /* as queries */
     int64_t rows, heads, kv_heads, width, value_width, slots, high,
         blocks;                    /* value_width: the next multiple of 16 */
     float scale, cap, cap_inverse; /* scores are bounded by `cap`; 0: they are not */
-    int32_t kind, cache_kind;
+    int32_t cache_kind;
 } Attention;
 
 /* Sixteen slots' keys, as numbers. */
@@ -1769,15 +1833,11 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
                    const Seen *seen_here, float *room) {
     int64_t group = a->heads / a->kv_heads, blocks = (a->high + LANES - 1) / LANES,
             many = (row_end - row_first) * group;
-    float *keys = room, *totals = keys + KEY_BLOCKS * a->width * LANES, *wide = totals + QUERIES * a->value_width,
-          *sinks = wide + many * a->width, *scores = sinks + many; /* wide: queries [row_end - row_first, group,
-                                                                      width]; sinks: shares */
+    float *keys = room, *totals = keys + KEY_BLOCKS * a->width * LANES,
+          *sinks = totals + QUERIES * a->value_width, *scores = sinks + many; /* sinks: shares */
+#define QUERY(n) (((row_first + (n) / group) * a->heads + kv_head * group + (n) % group) * a->width)
     const uint16_t *slots_seen = seen_here->slots, *any = slots_seen + (row_end - row_first) * blocks;
     const uint8_t *is_whole = seen_here->is_whole;
-    for (int64_t r = 0; r < row_end - row_first; r++) {
-        int64_t from = ((row_first + r) * a->heads + kv_head * group) * a->width;
-        FOR_KIND(a->kind, WIDEN_ALL, a->queries, from, group * a->width, wide + r * group * a->width);
-    }
     const float *queries[QUERIES];
     float *own[QUERIES];
     for (int64_t b = 0; b < blocks;) {
@@ -1795,7 +1855,7 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
             for (int i = 0; i < some; i++)
                 seen |= slots_seen[n / group * blocks + which[i]];
             if (seen) {
-                queries[count] = wide + n * a->width;
+                queries[count] = a->queries + QUERY(n);
                 own[count++] = scores + n * blocks * LANES;
             }
             if (count == QUERIES) {
@@ -1844,13 +1904,13 @@ INLINE void attend(const Attention *a, int kind, int64_t kv_head, int64_t row_fi
                           from ? NULL : weights);
         }
         for (int q = 0; q < count; q++) {
-            int64_t row = row_first + (n + q) / group, head = kv_head * group + (n + q) % group;
-            float *total = totals + q * a->value_width, weight = weights[q] + sinks[n + q];
+            const float *total = totals + q * a->value_width, weight = weights[q] + sinks[n + q];
+            float *found = a->found + QUERY(n + q);
             for (int64_t d = 0; d < a->width; d++)
-                total[d] /= weight;
-            FOR_KIND(a->kind, NARROW_ALL, total, a->width, a->found, (row * a->heads + head) * a->width);
+                found[d] = total[d] / weight;
         }
     }
+#undef QUERY
 }
 
 #define ROWS_SHARED 16 /* rows that share what is widened of the keys */
@@ -1865,7 +1925,7 @@ INLINE Chunks chunks_of(const Attention *a) {
     Chunks found = {.chunks = (a->rows + ROWS_SHARED - 1) / ROWS_SHARED, .blocks = (a->high + LANES - 1) / LANES};
     found.shared = a->rows < ROWS_SHARED ? a->rows : ROWS_SHARED;
     found.numbers = KEY_BLOCKS * a->width * LANES + a->value_width * QUERIES +
-                    found.shared * (a->heads / a->kv_heads) * (a->width + 1 + found.blocks * LANES);
+                    found.shared * (a->heads / a->kv_heads) * (1 + found.blocks * LANES);
     found.seen_slots = (size_t)((found.shared + 1) * found.blocks);
     found.seen_blocks = (size_t)(found.shared * a->blocks);
     return found;
@@ -2024,23 +2084,24 @@ static void head_steps(const Delta *a, int64_t head) {
 /* A layer as a list of operations on registers, which have so many numbers of each row. One call runs all of them
  * for all rows, by one team of threads, which wait for each other where an operation `waits`. Those of rows go by
  * row, so that one may follow another without a wait; those of outputs go by output. Nothing is allocated: the
- * caller lends room. Register 0 is what the layer is given, and what it makes of that. */
-enum { NORM, WIDEN, PAIR, ROUND, LINEAR, PAIRS, PACKED, HALVES, TURN, STORE, ATTEND, GATE, ADD, COPY,
-       CLIP, CHOOSE, SORT, GATHER, MIX, MULTIPLY, SCALE, HOLD, CONVOLVE, RECALL, STEP_STATES, LOAD, LOOK_UP, CARRY };
+ * caller lends room. Registers are float32; hidden states, and what else comes with rows and goes on, are of a kind. */
+enum { NORM, DIVIDE, PAIR, ROUND, LINEAR, PAIRS, PACKED, HALVES, TURN, STORE, ATTEND, GATE, ADD, COPY, CLIP, CHOOSE,
+       SORT, GATHER, MIX, MULTIPLY, SCALE, HOLD, CONVOLVE, RECALL, STEP_STATES, LOAD, LOAD_EMBEDDING, LOOK_UP, CARRY,
+       LEAVE, NARROW };
 enum { SHARES, SHARES_TO_ONE, SHARES_OF_CHOSEN, SHARES_APART }; /* how rows choose experts (`plain.choose`) */
 #define REGISTERS_MAX 48
-#define NO_FUNCTION 5 /* behind the others */
 #define ALIGNED(bytes) (((bytes) + 63) / 64 * 64)
 
 typedef struct {
-    const void *weights, *bias; /* or the order of what is copied */
+    const void *weights; /* or the order of what is copied */
+    const float *bias;
     const float *scales;
     int64_t from_at, with_at, to_at; /* the first number of a row in its register */
     int64_t in, out, sums_at;   /* sums_at: of sums in float32, among those of products that run at a time */
     int32_t code, from, with, to, waits;
-    int32_t how, kind, heads, kv_heads; /* kind: of weights, or their form */
+    int32_t how, kind, heads, kv_heads; /* kind: of weights, or their form, or of what rows are copied to */
     int32_t spread, experts; /* how many rows a row has in these registers: one, or one for each of its experts; among
-                                how many matrices these choose, whose addresses are `weights` */
+                                how many matrices these choose, whose addresses are `weights` and `scales` */
     float factor, eps, cap;
 } Operation;
 
@@ -2049,7 +2110,7 @@ typedef struct {
     const int64_t *widths, *starts; /* of registers: starts are multiples of 64, for a row; several may share one */
     int64_t count, registers, numbers, sums, products; /* numbers of all registers, sums in float32, and products,
                                                           for a row */
-    int32_t kind, experts, chosen; /* of a mixture, and how many a row chooses */
+    int32_t kind, experts, chosen; /* kind: of hidden states; experts: of a mixture; and how many a row chooses */
 } Program;
 
 /* Rows of one expert, one after another. */
@@ -2090,7 +2151,8 @@ typedef struct {
 
 typedef struct {
     void *hidden, *going; /* going: what rows take to later slices */
-    const void *cosine, *sine, *embedding;
+    const float *cosine, *sine;
+    const void *embedding;
     const int64_t *tokens;
     const Part *parts;
     void *room; /* aligned to 64 bytes */
@@ -2103,7 +2165,8 @@ typedef struct {
 typedef struct {
     const Program *program;
     const Call *call;
-    char *registers[REGISTERS_MAX], *prepared, *own; /* own: rooms of threads */
+    float *registers[REGISTERS_MAX];
+    char *prepared, *own; /* own: rooms of threads */
     float *sums, *recalled, *states; /* recalled: what steps of states take of their nodes; states between them */
     Routes routes;
     int64_t own_bytes, bytes;
@@ -2114,39 +2177,35 @@ INLINE int64_t width_of(const Run *run, const Operation *o, int32_t number) {
     return run->program->widths[number] / o->spread;
 }
 
-INLINE char *at_row(const Run *run, const Operation *o, int32_t number, int64_t row, int64_t at) {
-    return run->registers[number] + (row * width_of(run, o, number) + at) * size_of(run->program->kind);
+INLINE float *at_row(const Run *run, const Operation *o, int32_t number, int64_t row, int64_t at) {
+    return run->registers[number] + row * width_of(run, o, number) + at;
 }
 
-/* The rows as `code` prepares them for products with matrices of so many inputs: float32, then by blocks where
- * they are many; in pairs; or rounded, group by group. */
-INLINE int64_t prepared_bytes(int32_t code, int64_t rows, int64_t in) {
-    if (code == WIDEN)
-        return ALIGNED(4 * rows * in) + (rows > ROWS_FEW ? 4 * rows * ((in + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE) : 0);
-#ifdef STEP
+/* The rows as `code` prepares them for products with matrices of so many inputs: by blocks where they are many; in
+ * pairs; or rounded, group by group. */
+INLINE int64_t prepared_bytes(int32_t code, int32_t times, int64_t rows, int64_t in) {
+    if (code == DIVIDE)
+        return rows > ROWS_FEW ? 4 * rows * ((in + INPUTS_AT_ONCE - 1) / INPUTS_AT_ONCE * INPUTS_AT_ONCE) : 0;
     if (code == PAIR)
         return 2 * (rows + PAIR_ROWS) * ((in + STEP - 1) / STEP * STEP) + 64;
-#endif
-    return code == ROUND ? (int64_t)sizeof(Rounded) * rows * ((in + GROUP - 1) / GROUP) : 0;
+    return code == ROUND ? (int64_t)sizeof(Rounded) * times * rows * ((in + GROUP - 1) / GROUP) : 0;
 }
 
 /* No less than `prepared_bytes` of so many rows are these bytes for each, and the slack. */
-INLINE int64_t prepared_row(int32_t code, int64_t in, int64_t *slack) {
+INLINE int64_t prepared_row(int32_t code, int32_t times, int64_t in, int64_t *slack) {
     *slack = 128;
-    if (code == WIDEN)
-        return 4 * in + 4 * (in + INPUTS_AT_ONCE);
-#ifdef STEP
+    if (code == DIVIDE)
+        return 4 * (in + INPUTS_AT_ONCE);
     if (code == PAIR) {
         *slack += 2 * PAIR_ROWS * (in + STEP);
         return 2 * (in + STEP);
     }
-#endif
-    return prepared_bytes(code, 1, in);
+    return prepared_bytes(code, times, 1, in);
 }
 
 /* Where the rows of a segment are prepared: its number counts, since each has its slack. */
 INLINE char *prepared_at(const Run *run, int32_t code, const Operation *o, int64_t number) {
-    int64_t slack, row = prepared_row(code, o->in, &slack);
+    int64_t slack, row = prepared_row(code, o->how, o->in, &slack);
     return run->prepared + ALIGNED(run->routes.segments[number].first * row + number * slack);
 }
 
@@ -2159,8 +2218,7 @@ static Attention attention_of(const Run *run, const Operation *o, const Part *pa
                        .rows = part->rows, .heads = o->heads, .kv_heads = o->kv_heads, .width = o->in,
                        .value_width = (o->in + LANES - 1) / LANES * LANES, .slots = cache->slots,
                        .high = part->high, .blocks = part->blocks, .scale = o->factor, .cap = o->cap,
-                       .cap_inverse = o->cap > 0 ? 1 / o->cap : 0, .kind = run->program->kind,
-                       .cache_kind = cache->kind};
+                       .cap_inverse = o->cap > 0 ? 1 / o->cap : 0, .cache_kind = cache->kind};
 }
 
 /* Numbers of a node that a step takes. */
@@ -2180,37 +2238,35 @@ static Delta delta_of(const Run *run, const Operation *o, int64_t number) {
                    .decays = at + nodes * (2 * keys + values),
                    .shares = at + nodes * (2 * keys + values + o->heads), .first = part->cache->state,
                    .states = states, .steps = part->steps,
-                   .found = run->sums + part->first * values, .count = part->steps_count, .key_heads = o->kv_heads,
+                   .found = run->registers[o->to] + part->first * values, .count = part->steps_count, .key_heads = o->kv_heads,
                    .heads = o->heads, .key_width = o->in, .value_width = o->out};
 }
 
 /* Where everything lies, from the beginning of the room; returns how many bytes that takes. */
 static int64_t lay_out(Run *run) {
     const Program *program = run->program;
-    const int64_t rows = run->call->rows, size = size_of(program->kind);
+    const int64_t rows = run->call->rows;
     int64_t prepared = 0, own = 0, recalled = 0, states = 0;
     char *at = run->call->room;
     for (int64_t r = 0; r < program->registers; r++)
-        run->registers[r] = r == 0 ? run->call->hidden : at + program->starts[r] * rows * size;
-    at += ALIGNED(rows * program->numbers * size);
+        run->registers[r] = (float *)at + program->starts[r] * rows;
+    at += ALIGNED(4 * rows * program->numbers);
     run->sums = (float *)at;
     at += ALIGNED(4 * rows * program->sums);
     for (int64_t i = 0; i < program->count; i++) {
         const Operation *o = program->operations + i;
-        int64_t slack, bytes = prepared_bytes(o->code, rows, o->in), room = 0, all = rows * o->spread;
+        int64_t slack, bytes = prepared_bytes(o->code, o->how, rows, o->in), room = 0, all = rows * o->spread;
         if (o->experts && o->code <= ROUND)
-            bytes = all * prepared_row(o->code, o->in, &slack) + (all < o->experts ? all : o->experts) * slack + 64;
+            bytes = all * prepared_row(o->code, o->how, o->in, &slack) + (all < o->experts ? all : o->experts) * slack + 64;
         prepared = bytes > prepared ? bytes : prepared;
         if (o->code == NORM)
-            room = 8 * norm_room(o->in);
+            room = 4 * norm_room(o->in);
         else if (o->code == LINEAR && all > ROWS_FEW)
             room = sizeof(Blocks);
         else if (o->code == HALVES)
-            room = 4 * (o->in + half_room(o->in));
+            room = 4 * half_room(o->in);
         else if (o->code == CHOOSE)
             room = 8 * (o->in + WIDTH) + 4 * (half_room(o->in) + 3 * o->in + WIDTH);
-        else if (o->code == LOOK_UP)
-            room = 4 * o->in;
         else if (o->code == RECALL) {
             room = 4 * (2 * o->kv_heads * o->in + o->heads * o->out + half_room(o->in) + WIDTH);
             for (int64_t p = 0; p < run->call->parts_count; p++) {
@@ -2242,88 +2298,33 @@ static int64_t lay_out(Run *run) {
     return at + run->own_bytes * run->threads - (char *)run->call->room;
 }
 
-/* Of rows for which `to` has room, row `r`, which lies at `from`. */
-INLINE void widen_row(int kind, const Operation *o, const char *from, int64_t r, int64_t rows, char *to) {
-    if (kind == FLOAT32 && rows <= ROWS_FEW)
-        return; /* they are read where they lie */
-    float *wide = (float *)to + r * o->in;
-    widen_all(from, 0, kind, o->in, wide);
-    if (rows > ROWS_FEW)
-        divide_row(wide, r, rows, o->in, (float *)(to + ALIGNED(4 * rows * o->in)));
-}
-
 /* `clamped` of `model/arithmetic/plain.py`: no farther from 0 than the cap, and gated with the factor. */
-INLINE void clamp_row(int kind, const Operation *o, const char *gates, const char *values, char *to) {
+INLINE void clamp_row(const Operation *o, const float *gates, const float *values, float *to) {
     const vector limit = all(o->cap), slope = all(o->factor);
     for (int64_t i = 0; i < o->in; i += WIDTH) {
         const int64_t count = o->in - i < WIDTH ? o->in - i : WIDTH;
         float gate[WIDTH] = {0}, value[WIDTH] = {0};
-        widen_all(gates, i, kind, count, gate);
-        widen_all(values, i, kind, count, value);
+        memcpy(gate, gates + i, sizeof(float) * count);
+        memcpy(value, values + i, sizeof(float) * count);
         vector up = load(value), found = load(gate);
         found = chosen(found > limit, limit, found) * slope;
         up = chosen(up > limit, limit, chosen(up < -limit, -limit, up));
         functions_of(&found, 1, SILU);
         store(gate, found / slope * (up + all(1.0f)));
-        narrow_all(gate, count, to, i, kind);
-    }
-}
-
-INLINE void gate_row(int kind, const Run *run, const Operation *o, int64_t r) {
-    if (o->cap > 0)
-        clamp_row(kind, o, at_row(run, o, o->from, r, o->from_at), at_row(run, o, o->with, r, o->with_at),
-                  at_row(run, o, o->to, r, o->to_at));
-    else
-        function_of_all(kind, at_row(run, o, o->from, r, o->from_at), o->in, o->how,
-                    o->with < 0 ? NULL : at_row(run, o, o->with, r, o->with_at), at_row(run, o, o->to, r, o->to_at));
-}
-
-INLINE void add_row_of(int kind, const Run *run, const Operation *o, int64_t r) {
-    const char *from = at_row(run, o, o->from, r, o->from_at);
-    char *to = at_row(run, o, o->to, r, o->to_at);
-    int64_t i = 0;
-    for (; i + WIDTH <= o->in; i += WIDTH) {
-        vector more = widened(from, i, kind);
-        if (o->factor != 1.0f)
-            more = rounded(more * all(o->factor), kind);
-        narrow(to, i, kind, widened(to, i, kind) + more);
-    }
-    for (; i < o->in; i++) {
-        float more = widened_one(from, i, kind);
-        if (o->factor != 1.0f)
-            more = rounded_one(more * o->factor, kind);
-        narrow_one(to, i, kind, widened_one(to, i, kind) + more);
-    }
-}
-
-/* A function of numbers, which is not rounded, times others. */
-INLINE void multiply_row(int kind, const Run *run, const Operation *o, int64_t r) {
-    const char *x = at_row(run, o, o->from, r, o->from_at), *times = at_row(run, o, o->with, r, o->with_at);
-    char *to = at_row(run, o, o->to, r, o->to_at);
-    for (int64_t i = 0; i < o->in; i += WIDTH) {
-        const int64_t count = o->in - i < WIDTH ? o->in - i : WIDTH;
-        float some[WIDTH] = {0}, others[WIDTH] = {0};
-        widen_all(x, i, kind, count, some);
-        widen_all(times, i, kind, count, others);
-        vector found = load(some);
-        if (o->how != NO_FUNCTION)
-            functions_of(&found, 1, o->how);
-        store(some, found * load(others));
-        narrow_all(some, count, to, i, kind);
+        memcpy(to + i, gate, sizeof(float) * count);
     }
 }
 
 /* Numbers times one, which may be a function of a number of the row's own. */
-INLINE void scale_row(int kind, const Run *run, const Operation *o, int64_t r) {
-    char *x = at_row(run, o, o->to, r, o->to_at);
+INLINE void scale_row(const Run *run, const Operation *o, int64_t r, float *x) {
     float factor = o->factor;
     if (o->with >= 0) {
-        vector found = all(widened_one(at_row(run, o, o->with, r, o->with_at), 0, kind));
+        vector found = all(*at_row(run, o, o->with, r, o->with_at));
         functions_of(&found, 1, o->how);
-        factor = rounded_one(found[0], kind);
+        factor = found[0];
     }
     for (int64_t i = 0; i < o->in; i++)
-        narrow_one(x, i, kind, widened_one(x, i, kind) * factor);
+        x[i] *= factor;
 }
 
 /* WIDTH numbers of a slot's inputs, fewer at the end; zeros where the text has not begun. */
@@ -2355,7 +2356,7 @@ INLINE void convolve_row(int kind, const Run *run, const Operation *o, const Par
         store(found, convolved(kind, part->cache, line, o->out, o->weights, o->in, i, count));
         for (int64_t c = 0; c < count && o->bias != NULL; c++)
             found[c] += ((const float *)o->bias)[i + c];
-        narrow_all(found, count, at_row(run, o, o->to, r, o->to_at), i, kind);
+        memcpy(at_row(run, o, o->to, r, o->to_at + i), found, sizeof(float) * count);
     }
 }
 
@@ -2389,9 +2390,9 @@ INLINE void recall_row(int kind, const Operation *o, const Part *part, const Del
     for (int64_t i = 0; i < width; i += WIDTH) {
         const int64_t count = width - i < WIDTH ? width - i : WIDTH;
         float some[WIDTH];
-        vector found = rounded(convolved(kind, part->cache, line, o->how, o->weights, width, i, count), kind);
+        vector found = convolved(kind, part->cache, line, o->how, o->weights, width, i, count);
         functions_of(&found, 1, SILU);
-        store(some, rounded(found, kind));
+        store(some, found);
         memcpy(own + i, some, sizeof(float) * count);
     }
     unit_heads(own, o->kv_heads, o->in, o->eps, o->factor, (float *)to->queries + n * keys, own + width);
@@ -2413,31 +2414,19 @@ INLINE void recall_row(int kind, const Operation *o, const Part *part, const Del
     }
 }
 
-/* Numbers no farther from 0 than a bound; what is no number stays so. */
-INLINE void clip_row(int kind, int64_t count, float most, char *x) {
-    for (int64_t i = 0; i < count; i++) {
-        float number = widened_one(x, i, kind);
-        narrow_one(x, i, kind, number > most ? most : number < -most ? -most : number);
-    }
-}
-
 /* Row `r`, of `rows` that are prepared together, as its product reads it. */
-static void prepare_row(const Run *run, const Operation *o, const char *from, int64_t r, int64_t rows, char *to) {
-    const int kind = run->program->kind;
-    if (o->code == WIDEN)
-        FOR_KIND(kind, widen_row, o, from, r, rows, to);
-#ifdef STEP
+static void prepare_row(const Operation *o, const float *from, int64_t r, int64_t rows, char *to) {
+    if (o->code == DIVIDE && rows > ROWS_FEW)
+        divide_row(from, r, rows, o->in, (float *)to);
     else if (o->code == PAIR) {
-        pair_row((const uint16_t *)from, r, o->in, (uint16_t *)to);
+        pair_row(from, r, o->in, (uint16_t *)to);
         for (int64_t more = rows; r == rows - 1 && more % PAIR_ROWS; more++)
             pair_row(NULL, more, o->in, (uint16_t *)to);
-    }
-#endif
-    else {
+    } else if (o->code == ROUND) {
         int count;
         const int64_t first = portion_of(r, rows, &count), groups = (o->in + GROUP - 1) / GROUP;
-        round_groups(from, kind, 0, o->in, groups, offset_of(o->kind), has_halves(o->kind),
-                     (Rounded *)to + first * groups + r - first, count);
+        round_groups(from, o->in, groups, offset_of(o->kind), has_halves(o->kind), o->how,
+                     (Rounded *)to + (first * groups + r - first) * o->how, count * o->how);
     }
 }
 
@@ -2519,9 +2508,6 @@ static void choose_row(const Run *run, const Operation *o, int64_t r, float *own
     }
     if (o->how == SHARES_OF_CHOSEN || o->how == SHARES_TO_ONE || o->heads)
         share_out(shares, chosen, o->how == SHARES_OF_CHOSEN, room);
-    if (o->how == SHARES || o->how == SHARES_OF_CHOSEN)
-        for (int64_t c = 0; c < chosen; c++)
-            shares[c] = rounded_one(shares[c], run->program->kind);
     for (int64_t c = 0; c < chosen && o->scales != NULL; c++)
         shares[c] *= o->scales[experts[c]];
 }
@@ -2559,139 +2545,160 @@ static void sort_choices(const Run *run) {
 }
 
 /* A row's experts, each times its share, added in ascending order. */
-INLINE void mix_row(int kind, const Run *run, const Operation *o, int64_t r) {
+INLINE void mix_row(const Run *run, const Operation *o, int64_t r) {
     const int64_t chosen = run->program->chosen, width = o->in;
-    char *to = run->registers[o->to] + r * width * size_of(kind);
+    float *to = run->registers[o->to] + r * width;
     for (int64_t c = 0; c < chosen; c++) {
         const int32_t slot = run->routes.of_row[r * chosen + c];
         const float share = run->routes.shares[run->routes.row_of[slot]];
-        const char *from = run->registers[o->from] + slot * width * size_of(kind);
-        int64_t i = 0;
-        for (; i + WIDTH <= width; i += WIDTH) {
-            vector before = c ? widened(to, i, kind) : all(0.0f);
-            narrow(to, i, kind, before + rounded(widened(from, i, kind) * all(share), kind));
-        }
-        for (; i < width; i++) {
-            float before = c ? widened_one(to, i, kind) : 0.0f;
-            narrow_one(to, i, kind, before + rounded_one(widened_one(from, i, kind) * share, kind));
-        }
+        const float *from = run->registers[o->from] + slot * width;
+        for (int64_t i = 0; i < width; i++)
+            to[i] = (c ? to[i] : 0.0f) + from[i] * share;
     }
 }
 
-/* A token's row of a table, which may be packed. */
-INLINE void look_up_row(int kind, const Run *run, const Operation *o, int64_t r, float *own) {
-    const int64_t token = run->call->tokens[r];
-    if (o->how)
-        flowspec_packed_rows(o->weights, o->kind, o->in, &token, 1, own);
+/* Numbers of a row from one place to another. */
+INLINE void copy_row(const Run *run, const Operation *o, int64_t r, float *to) {
+    const int64_t *order = o->weights;
+    for (int64_t i = 0; i < o->in && order != NULL; i++)
+        to[i] = *at_row(run, o, o->from, r, o->from_at + order[i]);
+    for (int64_t head = 0; head < o->heads && order == NULL; head++) /* which are `out` apart */
+        memcpy(to + head * o->in, at_row(run, o, o->from, r, o->from_at + head * o->out), sizeof(float) * o->in);
+}
+
+/* What comes with a row of `from`, whose rows are `between` apart, of the kind of hidden states. */
+INLINE void load_row(const Run *run, const Operation *o, const void *from, int64_t between, int64_t r) {
+    FOR_KIND(run->program->kind, WIDEN_ALL, from, r * between, o->in, at_row(run, o, o->to, r, o->to_at));
+}
+
+/* A row's keys and values, or inputs, to what is held of its request. */
+static void hold_row(const Run *run, const Operation *o, int64_t r) {
+    const Part *part = run->call->parts;
+    while (r >= part->first + part->rows)
+        part++;
+    const Cache *to = part->cache;
+    const int64_t own = r - part->first;
+    if (o->code == STORE) {
+        Stored a = {at_row(run, o, o->from, part->first, o->from_at), at_row(run, o, o->with, part->first, o->with_at),
+                    part->slots, to->keys, to->values, to->key_steps, to->value_steps, part->rows, o->kv_heads, o->in,
+                    (o->in + LANES - 1) / LANES * LANES, to->slots, run->program->widths[o->from], o->in,
+                    run->program->widths[o->with], o->in, to->kind};
+        store_row(&a, own);
+    } else if (o->code == HOLD)
+        FOR_KIND(run->program->kind, NARROW_ALL, at_row(run, o, o->from, r, o->from_at), o->in, to->inputs,
+                 part->slots[own] * to->inputs_width);
     else
-        FOR_KIND(o->kind, WIDEN_ALL, o->weights, token * o->in, o->in, own);
-    narrow_all(own, o->in, at_row(run, o, o->to, r, o->to_at), 0, kind);
+        FOR_KIND(run->program->kind, convolve_row, run, o, part, r);
 }
 
 /* An operation of rows, with row `r`. */
 static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
     const Program *program = run->program;
-    const int kind = program->kind;
-    const int64_t rows = run->call->rows;
-    if (o->code == NORM) {
-        Norm a = {run->registers[o->from], o->weights, run->registers[o->to], rows, o->in, o->factor, o->eps, kind,
-                  o->how};
-        int64_t from = r * program->widths[o->from] + o->from_at, to = r * program->widths[o->to] + o->to_at;
-        for (int64_t head = 0; head < o->heads; head++)
-            FOR_KIND(kind, normalise, &a, from + head * o->in, to + head * o->in, norm_room(o->in), own);
-    } else if (o->code <= ROUND && o->experts) {
+    const Call *call = run->call;
+    const int64_t rows = call->rows;
+    if (o->code <= ROUND && o->experts) {
         const int64_t number = run->routes.segment_of[r];
         const Segment *segment = run->routes.segments + number;
-        prepare_row(run, o, at_row(run, o, o->from, r, o->from_at), r - segment->first, segment->rows,
+        prepare_row(o, at_row(run, o, o->from, r, o->from_at), r - segment->first, segment->rows,
                     prepared_at(run, o->code, o, number));
-    } else if (o->code <= ROUND)
-        prepare_row(run, o, at_row(run, o, o->from, r, o->from_at), r, rows, run->prepared);
-    else if (o->code == TURN) {
-        Turn a = {run->registers[o->from] + o->from_at * size_of(kind), run->call->cosine, run->call->sine,
-                  run->registers[o->to], rows, o->heads, o->in, run->call->angles, program->widths[o->from], o->in,
-                  kind};
-        FOR_KIND(kind, turn_rows, &a, r, r + 1);
-    } else if (o->code == STORE) {
-        for (int64_t p = 0; p < run->call->parts_count; p++) {
-            const Part *part = run->call->parts + p;
-            if (r < part->first || r >= part->first + part->rows)
-                continue;
-            const Cache *to = part->cache;
-            Stored a = {at_row(run, o, o->from, part->first, o->from_at),
-                        at_row(run, o, o->with, part->first, o->with_at), part->slots, to->keys, to->values,
-                        to->key_steps, to->value_steps, part->rows, o->kv_heads, o->in,
-                        (o->in + LANES - 1) / LANES * LANES, to->slots, program->widths[o->from], o->in,
-                        program->widths[o->with], o->in, kind, to->kind};
-            store_rows(&a, r - part->first, r - part->first + 1);
-        }
-    } else if (o->code == HOLD || o->code == CONVOLVE) {
-        const Part *part = run->call->parts;
-        while (r >= part->first + part->rows)
-            part++;
-        const Cache *cache = part->cache;
-        if (o->code == CONVOLVE)
-            FOR_KIND(kind, convolve_row, run, o, part, r);
+        return;
+    }
+    const float *x = at_row(run, o, o->from, r, o->from_at);
+    const float *with = o->with < 0 ? NULL : at_row(run, o, o->with, r, o->with_at);
+    float *y = at_row(run, o, o->to, r, o->to_at);
+    switch (o->code) {
+    case NORM:
+        for (int64_t head = 0; head < o->heads; head++)
+            normalise(x + head * o->in, o->weights, o->in, o->factor, o->eps, o->how, y + head * o->in,
+                      norm_room(o->in), own);
+        break;
+    case DIVIDE:
+    case PAIR:
+    case ROUND:
+        prepare_row(o, x, r, rows, run->prepared);
+        break;
+    case TURN: {
+        Turn a = {run->registers[o->from] + o->from_at, call->cosine, call->sine, run->registers[o->to], rows,
+                  o->heads, o->in, call->angles, program->widths[o->from], o->in};
+        turn_row(&a, r);
+        break;
+    }
+    case STORE:
+    case HOLD:
+    case CONVOLVE:
+        hold_row(run, o, r);
+        break;
+    case GATE:
+        if (o->cap > 0)
+            clamp_row(o, x, with, y);
         else
-            memcpy((char *)cache->inputs + part->slots[r - part->first] * cache->inputs_width * size_of(kind),
-                   at_row(run, o, o->from, r, o->from_at), o->in * size_of(kind));
-    } else if (o->code == GATE)
-        FOR_KIND(kind, gate_row, run, o, r);
-    else if (o->code == MULTIPLY)
-        FOR_KIND(kind, multiply_row, run, o, r);
-    else if (o->code == SCALE)
-        FOR_KIND(kind, scale_row, run, o, r);
-    else if (o->code == LOOK_UP)
-        FOR_KIND(kind, look_up_row, run, o, r, own);
-    else if (o->code == LOAD)
-        memcpy(at_row(run, o, o->to, r, o->to_at),
-               (const char *)run->call->embedding + r * run->call->between_embeddings * size_of(kind),
-               o->in * size_of(kind));
-    else if (o->code == CARRY)
-        memcpy((char *)run->call->going + (r * run->call->between_going + o->to_at) * size_of(kind),
-               at_row(run, o, o->from, r, o->from_at), o->in * size_of(kind));
-    else if (o->code == ADD)
-        FOR_KIND(kind, add_row_of, run, o, r);
-    else if (o->code == CHOOSE)
-        choose_row(run, o, r, own);
-    else if (o->code == GATHER)
-        memcpy(at_row(run, o, o->to, r, 0),
-               run->registers[o->from] + run->routes.row_of[r] / program->chosen * o->in * size_of(kind),
-               o->in * size_of(kind));
-    else if (o->code == MIX)
-        FOR_KIND(kind, mix_row, run, o, r);
-    else if (o->code == CLIP)
-        FOR_KIND(kind, clip_row, o->in, rounded_one(o->cap, kind), at_row(run, o, o->to, r, o->to_at));
-    else if (o->weights == NULL)
-        for (int64_t head = 0; head < o->heads; head++) /* which are `out` apart */
-            memcpy(at_row(run, o, o->to, r, o->to_at + head * o->in),
-                   at_row(run, o, o->from, r, o->from_at + head * o->out), o->in * size_of(kind));
-    else
+            flowspec_function(x, o->in, o->how, with, y);
+        break;
+    case MULTIPLY:
         for (int64_t i = 0; i < o->in; i++)
-            memcpy(at_row(run, o, o->to, r, o->to_at + i),
-                   at_row(run, o, o->from, r, o->from_at + ((const int64_t *)o->weights)[i]), size_of(kind));
-}
-
-/* The router's logits of a thread's experts, each rounded as it is said. */
-static void run_halves(const Run *run, const Operation *o, int thread, float *own) {
-    const int kind = run->program->kind;
-    const int64_t rows = run->call->rows, half = half_room(o->in), is_read = kind == FLOAT32 && rows <= ROWS_FEW;
-    const float *x = is_read ? (const float *)run->registers[o->from] : (const float *)run->prepared;
-    for (int64_t i = o->out * thread / run->threads; i < o->out * (thread + 1) / run->threads; i++) {
-        FOR_KIND(o->kind, WIDEN_ALL, o->weights, i * o->in, o->in, own);
-        for (int64_t r = 0; r < rows; r++) {
-            float found = halves_product(x + r * o->in, own, o->in, half, own + o->in);
-            if (o->bias != NULL)
-                found += widened_one(o->bias, i, o->kind);
-            run->sums[rows * o->sums_at + r * o->out + i] = rounded_one(found, o->how);
-        }
+            y[i] = x[i] * with[i];
+        break;
+    case SCALE:
+        scale_row(run, o, r, y);
+        break;
+    case LOOK_UP:
+        if (o->how)
+            flowspec_packed_rows(o->weights, o->kind, o->in, call->tokens + r, 1, y);
+        else
+            FOR_KIND(o->kind, WIDEN_ALL, o->weights, call->tokens[r] * o->in, o->in, y);
+        break;
+    case LOAD:
+        load_row(run, o, call->hidden, o->in, r);
+        break;
+    case LOAD_EMBEDDING:
+        load_row(run, o, call->embedding, call->between_embeddings, r);
+        break;
+    case LEAVE:
+        FOR_KIND(o->kind, NARROW_ALL, x, o->in, call->hidden, r * o->in);
+        break;
+    case CARRY:
+        FOR_KIND(o->kind, NARROW_ALL, x, o->in, call->going, r * call->between_going + o->to_at);
+        break;
+    case NARROW:
+        for (int64_t i = 0; i < o->in; i++)
+            y[i] = rounded_one(y[i], program->kind);
+        break;
+    case ADD:
+        for (int64_t i = 0; i < o->in; i++)
+            y[i] += x[i] * o->factor;
+        break;
+    case CHOOSE:
+        choose_row(run, o, r, own);
+        break;
+    case GATHER:
+        memcpy(y, run->registers[o->from] + run->routes.row_of[r] / program->chosen * o->in, sizeof(float) * o->in);
+        break;
+    case MIX:
+        mix_row(run, o, r);
+        break;
+    case CLIP: /* what is no number stays so */
+        for (int64_t i = 0; i < o->in; i++)
+            y[i] = y[i] > o->cap ? o->cap : y[i] < -o->cap ? -o->cap : y[i];
+        break;
+    default:
+        copy_row(run, o, r, y);
     }
 }
 
-/* A thread's outputs of a product of `rows` from row `first` on, which are `prepared`; those that need a bias, or
- * are rounded, are summed in float32 first. */
+/* The router's logits of a thread's experts. */
+static void run_halves(const Run *run, const Operation *o, int thread, float *own) {
+    const int64_t rows = run->call->rows, half = half_room(o->in);
+    const float *weights = o->weights;
+    for (int64_t i = o->out * thread / run->threads; i < o->out * (thread + 1) / run->threads; i++)
+        for (int64_t r = 0; r < rows; r++) {
+            float found = halves_product(at_row(run, o, o->from, r, o->from_at), weights + i * o->in, o->in, half, own);
+            run->sums[rows * o->sums_at + r * o->out + i] = o->bias == NULL ? found : found + o->bias[i];
+        }
+}
+
+/* A thread's outputs of a product of `rows` from row `first` on, which are `prepared`. */
 static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *own, const Segment *of,
                         const char *prepared) {
-    const int kind = run->program->kind;
     const int64_t rows = of->rows, width = width_of(run, o, o->to);
     const int64_t unit = o->code == PACKED ? PANEL : OUTPUTS_AT_ONCE, units = (o->out + unit - 1) / unit;
     int64_t begin = units * thread / run->threads * unit, end = units * (thread + 1) / run->threads * unit;
@@ -2699,39 +2706,27 @@ static void run_outputs(const Run *run, const Operation *o, int thread, Blocks *
     if (begin >= end)
         return;
     const void *weights = o->experts ? ((const void *const *)o->weights)[of->expert] : o->weights;
-    const int64_t bias_at = o->experts ? of->expert * width : 0;
-    int is_direct = o->bias == NULL && (kind == FLOAT32 || o->code == PAIRS);
-    int64_t between = is_direct ? width : o->out;
-    char *to = at_row(run, o, o->to, of->first, o->to_at);
-    float *sums = is_direct ? (float *)to : run->sums + run->call->rows * o->sums_at + of->first * o->out;
-    if (o->code == LINEAR) {
-        const float *x = kind == FLOAT32 && rows <= ROWS_FEW ? (const float *)at_row(run, o, o->from, of->first, 0)
-                                                             : (const float *)prepared;
-        const float *divided = rows > ROWS_FEW ? (const float *)(prepared + ALIGNED(4 * rows * o->in)) : NULL;
-        linear_part(x, divided, rows, o->in, weights, o->kind, begin, end, sums, between, own);
-    }
-#ifdef STEP
+    float *to = at_row(run, o, o->to, of->first, o->to_at);
+    if (o->code == LINEAR)
+        linear_part(at_row(run, o, o->from, of->first, o->from_at), rows > ROWS_FEW ? (const float *)prepared : NULL,
+                    rows, o->in, weights, o->kind, begin, end, to, width, own);
     else if (o->code == PAIRS) {
-        Pairs a = {NULL, weights, sums, rows, o->in, between, is_direct ? kind : FLOAT32};
+        Pairs a = {weights, to, rows, o->in, width};
         outputs_of_pairs(&a, (const uint16_t *)prepared, begin, end);
-    }
-#endif
-    else {
-        Packed a = {weights, rows, o->in, o->out};
+    } else {
+        Packed a = {weights, rows, o->in, o->out, o->how};
         for (int64_t p = begin / PANEL; p * PANEL < end; p++)
-            PANEL_PRODUCTS[o->kind](&a, (const Rounded *)prepared, p, sums, between);
+            PANEL_PRODUCTS[o->kind](&a, (const Rounded *)prepared, p, to, width);
     }
-    for (int64_t r = 0; r < rows && !is_direct; r++) {
-        float *row = sums + r * between;
-        for (int64_t i = begin; i < end && o->bias != NULL; i++)
-            row[i] += widened_one(o->bias, bias_at + i, kind);
-        FOR_KIND(kind, NARROW_ALL, row + begin, end - begin, to, r * width + begin);
-    }
+    const float *bias = o->bias == NULL ? NULL : o->bias + (o->experts ? of->expert * width : 0);
+    for (int64_t r = 0; r < rows && bias != NULL; r++)
+        for (int64_t i = begin; i < end; i++)
+            to[r * width + i] += bias[i];
 }
 
 /* Of all rows, or of each expert with its own, whose preparation is the operation before those of its kind. */
 static void run_products(const Run *run, const Operation *o, int thread, Blocks *own) {
-    static const int32_t PREPARED_BY[] = {[LINEAR] = WIDEN, [PAIRS] = PAIR, [PACKED] = ROUND};
+    static const int32_t PREPARED_BY[] = {[LINEAR] = DIVIDE, [PAIRS] = PAIR, [PACKED] = ROUND};
     if (!o->experts) {
         run_outputs(run, o, thread, own, &(Segment){0, run->call->rows, 0}, run->prepared);
         return;
@@ -2771,18 +2766,13 @@ static void run_recalls(const Run *run, const Operation *o, int thread, float *o
 
 /* A thread's heads of the steps, and what rows read there. */
 static void run_steps(const Run *run, const Operation *o, int thread) {
-    const int kind = run->program->kind;
     int64_t turn = 0;
     for (int64_t p = 0; p < run->call->parts_count; p++) {
         const Delta a = delta_of(run, o, p);
-        const Part *part = run->call->parts + p;
         for (int64_t head = 0; head < a.heads; head++, turn++) {
             if (turn % run->threads != thread)
                 continue;
             head_steps(&a, head);
-            for (int64_t r = 0; r < part->rows; r++)
-                FOR_KIND(kind, NARROW_ALL, a.found + (r * a.heads + head) * a.value_width, a.value_width,
-                         at_row(run, o, o->to, part->first + r, head * a.value_width), 0);
         }
     }
 }

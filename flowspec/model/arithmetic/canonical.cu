@@ -108,13 +108,6 @@ DEVICE void narrow(void *to, int64 i, int kind, float value) {
         ((uint16 *)to)[i] = kind == BFLOAT16 ? to_bfloat16(value) : to_half(value);
 }
 
-/* The number as it is in a kind. */
-DEVICE float rounded(float value, int kind) {
-    if (kind == FLOAT32)
-        return value;
-    return kind == BFLOAT16 ? as_number((int)to_bfloat16(value) << 16) : of_half(to_half(value));
-}
-
 /* -------------------------------------------------------------------------------------------- functions */
 
 DEVICE float exponential(float x) {
@@ -157,18 +150,16 @@ DEVICE float function_of(float x, int function) {
 }
 
 typedef struct {
-    const void *x, *times; /* `times` may be NULL */
-    void *y;
+    const float *x, *times; /* `times` may be NULL */
+    float *y;
     int64 count;
-    int kind, function;
+    int function;
 } Function;
 
 KERNEL(flowspec_function, Function) {
     FOR_ALL(i, a.count) {
-        float found = function_of(widened(a.x, i, a.kind), a.function);
-        if (a.times)
-            found = rounded(found, a.kind) * widened(a.times, i, a.kind);
-        narrow(a.y, i, a.kind, found);
+        const float found = function_of(a.x[i], a.function);
+        a.y[i] = a.times ? found * a.times[i] : found;
     }
 }
 
@@ -192,18 +183,18 @@ DEVICE float folded(int64 half) {
     return room[0];
 }
 
-enum { CAST_THEN_SCALE, SCALE_THEN_CAST, SCALE_BY_ONE_PLUS };
+enum { BY_WEIGHTS, BY_ONE_PLUS_WEIGHTS };
 
 typedef struct {
-    const void *x, *weights; /* [rows, width] and [width] of `kind` */
-    void *y;                 /* as x, a row a block */
+    const float *x, *weights; /* [rows, width] and [width] */
+    float *y;                 /* as x, a row a block */
     int64 rows, width;
-    int kind, how;
+    int how;
     float share, eps;
 } Norm;
 
 DEVICE float square(const Norm *a, int64 i) {
-    const float number = widened(a->x, blockIdx.x * a->width + i, a->kind);
+    const float number = a->x[blockIdx.x * a->width + i];
     return number * number;
 }
 
@@ -216,12 +207,7 @@ KERNEL(flowspec_norm, Norm) {
     const float factor = 1.0f / (float)sqrt((double)mean);
     IN_BLOCK(i, a.width) {
         const int64 at = blockIdx.x * a.width + i;
-        float found = widened(a.x, at, a.kind) * factor, weight = widened(a.weights, i, a.kind);
-        if (a.how == CAST_THEN_SCALE)
-            found = weight * rounded(found, a.kind);
-        else
-            found = found * (a.how == SCALE_THEN_CAST ? weight : 1.0f + weight);
-        narrow(a.y, at, a.kind, found);
+        a.y[at] = a.x[at] * factor * (a.how == BY_WEIGHTS ? a.weights[i] : 1.0f + a.weights[i]);
     }
 }
 
@@ -279,38 +265,35 @@ KERNEL(flowspec_halves, Halves) {
 /* -------------------------------------------------------------------------------------------- attention */
 
 typedef struct {
-    const void *x;             /* numbers lie beside each other, rows and heads as far apart as is said */
-    const void *cosine, *sine; /* [rows, turned] */
-    void *y;                   /* [rows, heads, width] */
+    const float *x;             /* numbers lie beside each other, rows and heads as far apart as is said */
+    const float *cosine, *sine; /* [rows, turned] */
+    float *y;                   /* [rows, heads, width] */
     int64 rows, heads, width, turned, between_rows, between_heads;
-    int kind;
 } Turn;
 
 KERNEL(flowspec_turn, Turn) {
     FOR_ALL(i, a.rows * a.heads * a.width) {
         const int64 place = i % a.width, head = i / a.width % a.heads, row = i / a.width / a.heads;
         const int64 from = row * a.between_rows + head * a.between_heads, half = a.turned / 2;
-        const float own = widened(a.x, from + place, a.kind);
+        const float own = a.x[from + place];
         if (place >= a.turned) {
-            narrow(a.y, i, a.kind, own);
+            a.y[i] = own;
             continue;
         }
-        const float other = widened(a.x, from + (place < half ? place + half : place - half), a.kind);
+        const float other = a.x[from + (place < half ? place + half : place - half)];
         const int64 angle = row * a.turned + place;
-        const float along = rounded(own * widened(a.cosine, angle, a.kind), a.kind);
-        const float across = (place < half ? -other : other) * widened(a.sine, angle, a.kind);
-        narrow(a.y, i, a.kind, along + rounded(across, a.kind));
+        a.y[i] = own * a.cosine[angle] + (place < half ? -other : other) * a.sine[angle];
     }
 }
 
 typedef struct {
-    const void *keys, *values; /* numbers lie beside each other, rows and heads as far apart as is said */
-    const int64 *places;       /* [rows] */
+    const float *keys, *values; /* numbers lie beside each other, rows and heads as far apart as is said */
+    const int64 *places;        /* [rows] */
     void *to_keys, *to_values; /* [kv_heads, slots / 16, width, 16], [kv_heads, slots, value_width] */
     void *key_steps, *value_steps; /* of levels, which are not stored here */
     int64 rows, kv_heads, width, value_width, slots;
     int64 between_keys, between_key_heads, between_values, between_value_heads;
-    int kind, cache_kind;
+    int cache_kind;
 } Stored;
 
 KERNEL(flowspec_store, Stored) {
@@ -320,24 +303,22 @@ KERNEL(flowspec_store, Stored) {
         const int64 block = head * (a.slots / LANES) + slot / LANES;
         const int64 key = row * a.between_keys + head * a.between_key_heads + number;
         const int64 value = row * a.between_values + head * a.between_value_heads + number;
-        narrow(a.to_keys, (block * a.width + number) * LANES + lane, a.cache_kind,
-               widened(a.keys, key, a.kind));
-        narrow(a.to_values, (head * a.slots + slot) * a.value_width + number, a.cache_kind,
-               widened(a.values, value, a.kind));
+        narrow(a.to_keys, (block * a.width + number) * LANES + lane, a.cache_kind, a.keys[key]);
+        narrow(a.to_values, (head * a.slots + slot) * a.value_width + number, a.cache_kind, a.values[value]);
     }
 }
 
 typedef struct {
-    const void *queries;      /* [rows, heads, width] of `kind` */
+    const float *queries;     /* [rows, heads, width] */
     const void *keys, *values; /* as in `Stored`, of `cache_kind` */
     const int64 *paths;       /* [rows, positions]: slots, -1 where a row sees none */
     const float *sinks;       /* [heads] or NULL */
     float *shares;            /* [rows, heads, positions], in which scores are first */
     float *weights;           /* [rows, heads] */
     float *sums;              /* [rows, heads, blocks of positions, width] */
-    void *found;              /* as queries */
+    float *found;             /* as queries */
     int64 rows, heads, kv_heads, width, value_width, slots, positions;
-    int kind, cache_kind;
+    int cache_kind;
     float scale, cap, cap_inverse;
 } Attention;
 
@@ -351,7 +332,7 @@ KERNEL(flowspec_scores, Attention) {
         const int64 key = block * a.width * LANES + slot % LANES;
         float score = 0.0f;
         for (int64 n = 0; n < a.width; n++)
-            score += widened(a.queries, query + n, a.kind) * widened(a.keys, key + n * LANES, a.cache_kind);
+            score += a.queries[query + n] * widened(a.keys, key + n * LANES, a.cache_kind);
         score *= a.scale;
         a.shares[i] = a.cap != 0.0f ? hyperbolic(score * a.cap_inverse) * a.cap : score;
     }
@@ -410,6 +391,6 @@ KERNEL(flowspec_values, Attention) {
         float total = 0.0f;
         for (int64 b = 0; b < blocks; b++)
             total += a.sums[(of * blocks + b) * a.width + number];
-        narrow(a.found, i, a.kind, total / a.weights[of]);
+        a.found[i] = total / a.weights[of];
     }
 }

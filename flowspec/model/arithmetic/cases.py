@@ -72,7 +72,7 @@ def main() -> None:
         if golden[name] != found:
             say(fault=f"differs from its definition in {name}, with {threads} threads")
             return
-    say(fault="", has_pairs=library.has_pairs)
+    say(fault="")
 
 
 def say(**word: object) -> None:
@@ -86,7 +86,7 @@ def results(library: Library) -> Iterator[tuple[str, str, int]]:
     for name, found in functions(library):
         yield name, digest(found), 1
     room = Room(library)
-    for case in cases(library.has_pairs):
+    for case in cases():
         for rows in ROW_COUNTS:
             for threads in sorted({1, len(os.sched_getaffinity(0))}):
                 yield f"{case.name} {rows}", digest(layer(case, rows, threads, room)), threads
@@ -162,6 +162,7 @@ class Case:
         self.spec = LayerSpec(heads=HEADS, kv=kv, source=0, dense=own, **HELD[own.mixer])
         self.name, self.kind, self.cached = f"{name} {kind}", kind, cached or kind
         self.how, self.hidden = NORMS[(KINDS.index(kind) + len(name)) % len(NORMS)], HEADS * width
+        self.is_source = name == "parallel"
         self.parts: dict[str, Any] = {}
         self._matrices, self._source = matrices, Source(len(self.name) + self.hidden)
         self._fill(own, width, neurons=256 if width == 64 else 90)
@@ -211,8 +212,8 @@ class Case:
         hidden, name = self.hidden, "" if mixture.is_parallel else "mlp."
         is_scaled = mixture.router == "scaled softmax to 1"
         self.parts[f"{name}router"] = RouterPart(
-            weights=self._source.numbers(self.kind, EXPERTS, hidden),
-            bias=self._source.numbers(self.kind, EXPERTS) if mixture.router == "softmax of chosen" else None,
+            weights=self._source.numbers("float32", EXPERTS, hidden),
+            bias=self._source.numbers("float32", EXPERTS) if mixture.router == "softmax of chosen" else None,
             correction=self._source.numbers("float32", EXPERTS) if mixture.router == "sigmoid" else None,
             norm=self._part(hidden) if is_scaled else None,
             factor=0.25,
@@ -221,7 +222,7 @@ class Case:
         for leaf, inputs, outputs in (("gate_up", hidden, 2 * neurons), ("down", neurons, hidden)):
             matrices = [self._matrix(inputs, outputs) for _ in range(EXPERTS)]
             linears = tuple(Linear(inputs=inputs, matrices=(matrix,)) for matrix in matrices)
-            bias = self._source.numbers(self.kind, EXPERTS, outputs)
+            bias = self._source.numbers("float32", EXPERTS, outputs)
             self.parts[f"{name}experts.{leaf}_proj"] = Stack(linears=linears, bias=bias)
         if mixture.has_shared:
             name = "mlp.shared_expert." if mixture.is_shared_gated else "mlp.shared_experts."
@@ -239,16 +240,16 @@ class Case:
         if isinstance(size, list):
             return self._source.numbers("float32", *size)
         if isinstance(size, int):
-            return NormPart(weights=self._source.numbers(self.kind, size), eps=1e-6)
+            return NormPart(weights=self._source.numbers("float32", size), eps=1e-6)
         inputs, outputs = size
-        matrix, bias = self._matrix(*size), self._source.numbers(self.kind, outputs)
+        matrix, bias = self._matrix(*size), self._source.numbers("float32", outputs)
         return Linear(inputs=inputs, matrices=(matrix,), bias=bias)
 
     def _matrix(self, inputs: int, outputs: int) -> Matrix:
         return self._source.matrix(self._matrices, self.kind, inputs, outputs)
 
 
-def cases(has_pairs: bool) -> Iterator[Case]:
+def cases() -> Iterator[Case]:
     others = {"norm_before_attention": "first", "norm_before_mlp": "second"}
     for number, kind in enumerate(KINDS):
         yield Case("linear", kind, "linear", {**others, "query_norm": "head", "clip": 1.5})
@@ -270,8 +271,7 @@ def cases(has_pairs: bool) -> Iterator[Case]:
         yield Case("parallel", kind, "Q4_0", {**others, **inner, "mixture": parallel})
         for form in FORMS:
             yield Case(form, kind, form, {**others, "is_turned": False}, width=64)
-    if has_pairs:
-        yield Case("pairs", "bfloat16", "pairs", others)
+    yield Case("pairs", "bfloat16", "pairs", others, cached="float16")
 
 
 def given_to(case: Case, rows: int) -> SimpleNamespace:
@@ -283,7 +283,7 @@ def given_to(case: Case, rows: int) -> SimpleNamespace:
     room, groups = -(-high // LANES) * LANES, -(-width // GROUP)
     slots = np.argsort(source.whole(1 << 20, high), kind="stable").astype(np.int64)
     hidden = source.numbers(case.kind, most, case.hidden, scale=3.0)
-    angles = [source.numbers(case.kind, 1, most, width // 4 * 2)[:, :rows].copy() for _ in range(2)]
+    angles = [source.numbers("float32", 1, most, width // 4 * 2)[:, :rows].copy() for _ in range(2)]
     is_levels = case.cached == "int8"
     held, scale = ("float32", 100.0) if is_levels else (case.cached, 1.0)
     keys = source.numbers(held, KV_HEADS, room // LANES, width, LANES, scale=scale)
@@ -318,7 +318,8 @@ def given_to(case: Case, rows: int) -> SimpleNamespace:
 def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
     """All that changes where a case's layer runs."""
     given, how = given_to(case, rows), "pairs" if case.name.startswith("pairs") else "linear"
-    program = program_of(case.parts, case.spec, Arithmetic(KINDS.index(case.kind), case.how, how))
+    arithmetic = Arithmetic(KINDS.index(case.kind), case.how, how)
+    program = program_of(case.parts, case.spec, arithmetic, is_source=case.is_source)
 
     def filled(structure: Any, **more: Any) -> Any:
         """With where that lies of what is given which has the name of a field."""
@@ -345,17 +346,16 @@ def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
 
 def functions(library: Library) -> Iterator[tuple[str, tuple[Array, ...]]]:
     """The names of cases, and what a library makes of them."""
-    for number, kind in enumerate(KINDS):
-        given = special(kind)
-        for function, name in enumerate(FUNCTIONS):
-            found = np.empty_like(given)
-            library.function(address(given), number, given.size, function, None, address(found))
-            yield f"{name} {kind}", (found,)
-        positions, frequencies = turns()
-        cosine, sine = (np.empty((positions.size, 2 * frequencies.size), given.dtype) for _ in range(2))
-        of_rows = address(positions), positions.size, address(frequencies), frequencies.size
-        library.angles(*of_rows, 1.25, number, address(cosine), address(sine))
-        yield f"angles {kind}", (cosine, sine)
+    given = special()
+    for function, name in enumerate(FUNCTIONS):
+        found = np.empty_like(given)
+        library.function(address(given), given.size, function, None, address(found))
+        yield name, (found,)
+    positions, frequencies = turns()
+    cosine, sine = (np.empty((positions.size, 2 * frequencies.size), np.float32) for _ in range(2))
+    of_rows = address(positions), positions.size, address(frequencies), frequencies.size
+    library.angles(*of_rows, 1.25, address(cosine), address(sine))
+    yield "angles", (cosine, sine)
     for name, form in FORMS.items():
         panels, ids = rows_of(name)
         rows = np.empty((ids.size, panels.shape[1] * form.unit), np.float32)
@@ -364,14 +364,13 @@ def functions(library: Library) -> Iterator[tuple[str, tuple[Array, ...]]]:
         yield f"rows of {name}", (rows,)
 
 
-def special(kind: str) -> Array:
+def special() -> Array:
     """Numbers with those at which functions change: in front, where several vectors are computed together,
     and at the end."""
     edges = np.array(
         [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, np.inf, -np.inf, np.nan], np.float32
     )
-    with np.errstate(over="ignore"):
-        return stored(np.concatenate([edges, Source(3).numbers("float32", 10007, scale=40.0), edges]), kind)
+    return np.concatenate([edges, Source(3).numbers("float32", 10007, scale=40.0), edges])
 
 
 def turns() -> tuple[Array, Array]:

@@ -69,12 +69,12 @@ class StoredFields(ctypes.Structure):
         "keys values places to_keys to_values key_steps value_steps",
         "rows kv_heads width value_width slots"
         " between_keys between_key_heads between_values between_value_heads",
-        "kind cache_kind",
+        "cache_kind",
     )
 
 
 class TurnFields(ctypes.Structure):
-    _fields_ = fields("x cosine sine y", "rows heads width turned between_rows between_heads", "kind")
+    _fields_ = fields("x cosine sine y", "rows heads width turned between_rows between_heads")
 
 
 class Operation(ctypes.Structure):
@@ -122,16 +122,13 @@ class Library:
             found.argtypes, found.restype = given, gives
             return found
 
-        self.has_pairs = bool(of("has_pairs", gives=small)())
-        """Whether this processor has products in pairs."""
         self.run = of("run", pointer, pointer, gives=number)
         """Of pointers to a `ProgramFields` and a `Call`; gives 0, or how many bytes of room that needs, where
         it has less and nothing was done."""
-        self.function = of("function", pointer, small, number, small, pointer, pointer)
+        self.function = of("function", pointer, number, small, pointer, pointer)
         self.levels = of("levels", pointer, number, number, pointer, pointer)
         self.packed_rows = of("packed_rows", pointer, small, number, pointer, number, pointer)
-        turns = pointer, number, pointer, number, ctypes.c_float, small, pointer, pointer
-        self.angles = of("angles", *turns)
+        self.angles = of("angles", pointer, number, pointer, number, ctypes.c_float, pointer, pointer)
         self.turn = of("turn", ctypes.POINTER(TurnFields))
         self.store = of("store", ctypes.POINTER(StoredFields))
 

@@ -43,8 +43,8 @@ def _structure(*names: str) -> Any:
 
 
 KERNELS = {
-    "function": _structure("x times y", "count", "kind function"),
-    "norm": _structure("x weights y", "rows width", "kind how", "share eps"),
+    "function": _structure("x times y", "count", "function"),
+    "norm": _structure("x weights y", "rows width", "how", "share eps"),
     "shares": _structure("x y", "width", "are_powers"),
     "halves": _structure("x w y", "inputs outputs"),
     "turn": TurnFields,
@@ -54,7 +54,7 @@ KERNELS = {
     _structure(
         "queries keys values paths sinks shares weights sums found",
         "rows heads kv_heads width value_width slots positions",
-        "kind cache_kind",
+        "cache_kind",
         "scale cap cap_inverse",
     ),
 )
@@ -64,9 +64,8 @@ Start = Callable[[str, ctypes.Structure, int, int], None]
 
 
 class CudaLibrary:
-    """Functions of `plain`, by its names, by the kernels of the source on one GPU. Tensors are there, in
-    float32, bfloat16 or float16. What the kernels have no room for, and what lies in another way than they
-    read it, is left to `plain`."""
+    """Functions of `plain`, by its names, by the kernels of the source on one GPU, where tensors are. What
+    the kernels have no room for, and what lies in another way than they read it, is left to `plain`."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -75,19 +74,17 @@ class CudaLibrary:
         return self.gated(x, None, name)
 
     def gated(self, gate: torch.Tensor, up: torch.Tensor | None, name: str) -> torch.Tensor:
-        assert up is None or up.dtype == gate.dtype, "the source reads both alike"
         x, found = gate.contiguous(), gate.new_empty(gate.shape)
         given = x, None if up is None else up.contiguous(), found
-        self._for_all("function", x.numel(), given, x.numel(), kind_of(x.dtype), FUNCTIONS.index(name))
+        self._for_all("function", x.numel(), given, x.numel(), FUNCTIONS.index(name))
         return found
 
     def norm(self, x: torch.Tensor, weights: torch.Tensor, eps: float, how: Norm) -> torch.Tensor:
-        assert weights.dtype == x.dtype, "the source reads both alike"
         width = x.shape[-1]
         if width > WIDTH_MAX:
             return plain.norm(x, weights, eps, how)
         x, found, rows = x.contiguous(), x.new_empty(x.shape), x.numel() // width
-        shape = rows, width, kind_of(x.dtype), NORMS.index(how), 1 / width, eps
+        shape = rows, width, NORMS.index(how), 1 / width, eps
         self._by_block("norm", rows, width, (x, weights, found), *shape)
         return found
 
@@ -116,7 +113,7 @@ class CudaLibrary:
             return plain.turned(x, cosine, sine)
         assert all(each.is_contiguous() for each in (cosine, sine)), "the source reads them so"
         found = x.new_empty(x.shape)
-        shape = *x.shape, cosine.shape[-1], between_rows, between_heads, kind_of(x.dtype)
+        shape = *x.shape, cosine.shape[-1], between_rows, between_heads
         self._for_all("turn", x.numel(), (x, cosine, sine, found), *shape)
         return found
 
@@ -129,7 +126,7 @@ class CudaLibrary:
         (key_heads, key_rows, _), (value_heads, value_rows, _) = keys.stride(), values.stride()
         given = keys, values, places, to_keys, to_values, None, None
         shape = rows, kv_heads, width, value_width, slots, key_rows, key_heads, value_rows, value_heads
-        self._for_all("store", keys.numel(), given, *shape, kind_of(keys.dtype), kind_of(to_keys.dtype))
+        self._for_all("store", keys.numel(), given, *shape, kind_of(to_keys.dtype))
 
     def attention(
         self,
@@ -148,14 +145,13 @@ class CudaLibrary:
         (rows, heads, width), blocks = queries.shape, -(-positions // BLOCK)
         most = max(1, min(rows, SCORES_MAX // max(1, heads * positions)))
         scratch = (most, heads, positions), (most, heads), (most, heads, blocks, width)
-        shares, weights, sums = (queries.new_empty(shape, dtype=torch.float32) for shape in scratch)
-        kinds = kind_of(queries.dtype), kind_of(keys.dtype)
+        shares, weights, sums = (queries.new_empty(shape) for shape in scratch)
         for first in range(0, rows, most):
             own, parts, to = (each[first : first + most] for each in (paths, queries, found))
             each = len(own) * heads
             tensors = parts, keys, values, own, sinks, shares, weights, sums, to
             shape = len(own), heads, len(keys), width, values.shape[2], values.shape[1], positions
-            given = tensors, *shape, *kinds, scale, cap, 1 / cap if cap else 0.0
+            given = tensors, *shape, kind_of(keys.dtype), scale, cap, 1 / cap if cap else 0.0
             self._for_all("scores", each * positions, *given)
             self._run("weigh", each, max(THREADS, blocks), *given)
             self._for_all("sums", each * blocks * width, *given)

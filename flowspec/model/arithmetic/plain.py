@@ -5,7 +5,8 @@ sums are written out here (in halves, or one after another in blocks of position
 polynomials; `canonical.c` and `canonical.cu` give the same bits in less time. Definitions of products of
 matrices are in `tests/model/defined_products.py`.
 
-All is in float32, whatever the dtype of what is given. Arrays are numpy's, or torch's tensors.
+All numbers are float32, but for what is held and what comes to layers and leaves them. Arrays are numpy's, or
+torch's tensors.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ UNIT_EPS = 1e-6
 """Of queries and keys of linear attention that are made one long, as transformers' code has it."""
 PANELS = 64
 """Panels of a packed matrix that are unpacked at once."""
+FINER = 128.0
+"""By how much the steps between levels of what first levels leave are smaller."""
 _LEVEL, _PEAK_LEAST = 127, 1e-30
 """The largest level of a row that is rounded, group by group. A group whose largest number is not above the
 least counts as zeros."""
@@ -114,12 +117,12 @@ FUNCTIONS = {each.__name__: each for each in (silu, gelu_tanh, tanh, sigmoid, re
 
 
 def function(x: Array, name: str) -> Array:
-    """One of `FUNCTIONS`, number by number, in the dtype of x."""
-    return cast(FUNCTIONS[name](cast(x, "float32")), x.dtype)
+    """One of `FUNCTIONS`, number by number."""
+    return FUNCTIONS[name](x)
 
 
 def gated(gate: Array, up: Array, name: str) -> Array:
-    """A function of `gate`, rounded to the dtype, times `up`, number by number."""
+    """A function of `gate` times `up`, number by number."""
     return function(gate, name) * up
 
 
@@ -156,15 +159,12 @@ def _over_root(x: Array, squares: Array) -> Array:
 
 
 def norm(x: Array, weights: Array, eps: float, how: Norm) -> Array:
-    """Rows `[..., width]` over the root of their mean square, times weights `[width]`, in the dtype of x."""
-    wide, factor = cast(x, "float32"), cast(weights, "float32")
-    found = _over_root(wide, halves_sum(wide * wide) * (1 / x.shape[-1]) + eps)
-    if how == "cast, scale":
-        return weights * cast(found, x.dtype)
-    return cast(found * (factor if how == "scale, cast" else 1.0 + factor), x.dtype)
+    """Rows `[..., width]` over the root of their mean square, times weights `[width]`."""
+    found = _over_root(x, halves_sum(x * x) * (1 / x.shape[-1]) + eps)
+    return found * (weights if how == "weights" else 1.0 + weights)
 
 
-def angles(positions: Array, frequencies: Array, scale: float, dtype: Any) -> tuple[Array, Array]:
+def angles(positions: Array, frequencies: Array, scale: float) -> tuple[Array, Array]:
     """Cosine and sine, each `[1, rows, 2 * frequencies]`, of positions `[1, rows]` int64: a turn by each
     frequency, float32, for both halves of a head. Computed in float64, for turns up to 2^20."""
     xp = namespace(positions)
@@ -180,12 +180,12 @@ def angles(positions: Array, frequencies: Array, scale: float, dtype: Any) -> tu
     cosine = xp.where((place == 1) | (place == 2), -cosine, cosine)
     sine = xp.where(place >= 2, -sine, sine)
     cosine, sine = (xp.concatenate([cast(each, "float32")] * 2, -1) * scale for each in (cosine, sine))
-    return cast(cosine, dtype), cast(sine, dtype)
+    return cosine, sine
 
 
 def turned(x: Array, cosine: Array, sine: Array) -> Array:
     """`[rows, heads, width]`, each number turned with the one half of `turned` away, by `cosine` and `sine`
-    `[1, rows, turned]`; what is wider than that stays. Each step is rounded to the dtype."""
+    `[1, rows, turned]`; what is wider than that stays."""
     xp, width = namespace(x), cosine.shape[-1]
     own, first, second = x[..., :width], x[..., : width // 2], x[..., width // 2 : width]
     across = xp.concatenate([-second, first], -1) * sine[0][:, None]
@@ -213,15 +213,26 @@ def packed_rows(form: Form, panels: Array, ids: Array) -> Array:
 def levels(x: Array) -> tuple[Array, Array]:
     """Float32 `[..., width]` as int8 levels of that shape, and for each 32 the step between them, float32
     `[..., width / 32]`: no number for a group that has one that is none or infinite."""
+    found, _, steps = finer_levels(x)
+    return found, steps
+
+
+def finer_levels(x: Array) -> tuple[Array, Array, Array]:
+    """`levels`, then levels of what these leave, int8 of that shape, between which steps are smaller by
+    FINER."""
     xp, shape = namespace(x), x.shape[:-1]
     groups = fill_up(x, GROUP).reshape(*shape, -(-x.shape[-1] // GROUP), GROUP)
     peak = xp.amax(xp.abs(groups), -1)
     is_number = (peak > _PEAK_LEAST) & (peak < math.inf)
     bounded, most = xp.where(is_number, peak, 1.0), xp.full_like(peak, _LEVEL)
     factor = most / bounded  # `_LEVEL / bounded` would be a product with a reciprocal, of two roundings
-    found = xp.round(xp.where(is_number[..., None], groups, 0.0) * factor[..., None])
+    scaled = xp.where(is_number[..., None], groups, 0.0) * factor[..., None]
+    first = xp.round(scaled)
+    finer = xp.round((scaled - first) * FINER)
     steps = xp.where(peak <= _PEAK_LEAST, 0.0, xp.where(is_number, bounded / most, math.nan))
-    return cast(found.reshape(*shape, GROUP * groups.shape[-2])[..., : x.shape[-1]], "int8"), steps
+    whole = *shape, GROUP * groups.shape[-2]
+    found = (cast(each.reshape(whole)[..., : x.shape[-1]], "int8") for each in (first, finer))
+    return *found, steps
 
 
 def of_levels(found: Array, steps: Array) -> Array:
@@ -240,11 +251,11 @@ slots / 16, width / 32, 16]` and `[kv_heads, slots, width / 32]`."""
 
 
 def store(places: Array, keys: Array, values: Array, held: Held) -> None:
-    """Keys and values `[kv_heads, rows, width]` of whatever dtype to slots `places` `[rows]`."""
+    """Keys and values `[kv_heads, rows, width]` to slots `places` `[rows]`."""
     to_keys, to_values, steps = held
     if steps is not None:
-        keys, of_keys = levels(cast(keys, "float32"))
-        values, of_values = levels(cast(values, "float32"))
+        keys, of_keys = levels(keys)
+        values, of_values = levels(values)
         steps[0][:, places // LANES, :, places % LANES] = cast(of_keys, "float16").swapaxes(0, 1)
         steps[1][:, places] = cast(of_values, "float16")
     to_keys[:, places // LANES, :, places % LANES] = cast(keys, to_keys.dtype).swapaxes(0, 1)
@@ -254,7 +265,7 @@ def store(places: Array, keys: Array, values: Array, held: Held) -> None:
 def attention(
     queries: Array, held: Held, paths: Array, scale: float, cap: float = 0.0, sinks: Array | None = None
 ) -> Array:
-    """`[rows, heads, width]` from queries of that shape, in their dtype. `paths` `[rows, positions]` int64:
+    """`[rows, heads, width]` from queries of that shape. `paths` `[rows, positions]` int64:
     the slot of the key that a row sees at a position, or -1. Scores are bounded by a `cap`. `sinks` `[heads]`
     float32: a score of each head without a value, whose share is added last to what is divided by."""
     xp, (rows, heads, width), (keys, values, steps) = namespace(queries), queries.shape, held
@@ -268,7 +279,7 @@ def attention(
     kv_heads, group = len(keys), heads // len(keys)
     paths = fill_up(paths, BLOCK, -1)
     is_seen, slots = paths >= 0, xp.clip(paths, 0, None)
-    grouped = cast(queries, "float32").swapaxes(0, 1).reshape(kv_heads, group, rows, width)
+    grouped = queries.swapaxes(0, 1).reshape(kv_heads, group, rows, width)
     scores = zeros(grouped, kv_heads, group, rows, paths.shape[1])
     for number in range(width):
         lanes = cast(keys[:, :, number].reshape(kv_heads, -1), "float32")[:, slots]  # by row and position
@@ -293,7 +304,7 @@ def attention(
         weight += weights[..., block]
     if sinks is not None:
         weight += exp(sinks - highest)[..., 0]
-    return cast(xp.stack([*(total / weight[..., None]).reshape(heads, rows, width)], 1), queries.dtype)
+    return xp.stack([*(total / weight[..., None]).reshape(heads, rows, width)], 1)
 
 
 # ---------------------------------------------------------------- convolutions and linear attention
@@ -314,10 +325,9 @@ def convolution(held: Array, lines: Array, taps: Array, bias: Array | None = Non
 def delta_rows(mixer: DeltaRule, held: Array, lines: Array, taps: Array, rates: Array) -> tuple[Array, ...]:
     """Queries, keys, values, decays and shares of `delta_rule`, of inputs as `convolution` takes them.
     `rates`: how fast each head's state fades, then what is added to its rate."""
-    keys, heads, dtype = mixer.key_numbers, mixer.heads, held.dtype
+    keys, heads = mixer.key_numbers, mixer.heads
     width = 2 * keys + mixer.value_numbers
-    mixed = cast(convolution(held[:, :width], lines, taps), dtype)
-    mixed = cast(function(mixed, "silu"), "float32")
+    mixed = function(convolution(held[:, :width], lines, taps), "silu")
     gates = cast(held[lines[:, -1], width:], "float32")
     both = mixed[:, : 2 * keys].reshape(len(lines), 2, -1, mixer.key_width)
     queries, own_keys = (unit(both[:, place], UNIT_EPS) for place in (0, 1))
@@ -355,17 +365,15 @@ def delta_rule(of_rows: Sequence[Array], states: Array, steps: Array) -> Array:
 def choose(how: Mixture, router: Any, x: Array, ops: Any) -> tuple[Array, Array]:
     """Of each row `[rows, hidden]` the experts, the likeliest first and of two alike the first, and their
     shares, each `[rows, chosen]`, by a `parts.RouterPart`. Its correction is added in choosing, among
-    the experts of the groups whose two best are best. "sigmoid" has logits in float32."""
-    dtype = x.dtype
+    the experts of the groups whose two best are best."""
     if router.norm is not None:
-        x = _scaled(ops.norm(x, router.norm.weights, router.norm.eps, "cast, scale"), router.factor)
-    scores = ops.product(cast(x, "float32"), cast(router.weights, "float32"))
-    scores = scores if router.bias is None else scores + cast(router.bias, "float32")
+        x = ops.norm(x, router.norm.weights, router.norm.eps, "weights") * router.factor
+    scores = ops.product(x, router.weights)
+    scores = scores if router.bias is None else scores + router.bias
     if how.router == "sigmoid":
-        scores, dtype = sigmoid(scores), scores.dtype
-    else:
-        scores = cast(cast(scores, dtype), "float32")
-        scores = scores if how.router == "softmax of chosen" else ops.softmax(scores)
+        scores = sigmoid(scores)
+    elif how.router != "softmax of chosen":
+        scores = ops.softmax(scores)
     choice = scores if router.correction is None else scores + router.correction
     experts = order(-_of_open_groups(choice, how))[:, : how.chosen]
     shares = scores[indices(experts, len(experts))[:, None], experts]
@@ -376,7 +384,6 @@ def choose(how: Mixture, router: Any, x: Array, ops: Any) -> tuple[Array, Array]
         shares = ops.softmax(shares)
     elif how.is_normed or how.router.endswith("softmax to 1"):
         shares = ops.over_their_sum(shares)
-    shares = shares if how.router.endswith("softmax to 1") else cast(shares, dtype)
     return experts, shares if router.scales is None else shares * router.scales[experts]
 
 
@@ -395,11 +402,11 @@ def _of_open_groups(choice: Array, how: Mixture) -> Array:
 
 
 def clamped(gate: Array, up: Array, how: Mixture, ops: Any) -> Array:
-    """`gate * sigmoid(slope * gate) * (up + 1)`, rounded once; `gate` counts as the limit where it is above,
-    `up` where it is farther from 0 (GPT-OSS)."""
+    """`gate * sigmoid(slope * gate) * (up + 1)`; `gate` counts as the limit where it is above, `up` where it
+    is farther from 0 (GPT-OSS)."""
     clip, limit = namespace(gate).clip, how.limit
-    wide_gate, wide_up = clip(cast(gate, "float32"), None, limit), clip(cast(up, "float32"), -limit, limit)
-    return cast(ops.function(wide_gate * how.slope, "silu") / how.slope * (wide_up + 1), gate.dtype)
+    gate, up = clip(gate, None, limit), clip(up, -limit, limit)
+    return ops.function(gate * how.slope, "silu") / how.slope * (up + 1)
 
 
 # -------------------------------------------------------------------------------------------- layers
@@ -428,14 +435,17 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """What a layer computes, of `parts` as `parts.py` has them. `multiply`: rows by a linear layer, with a
-    bias in the place of its own where one is given. `ops`: this module, or what has its functions."""
+    """What a layer computes, of `parts` as `parts.py` has them. `multiply`: rows by a linear layer, whether
+    they are rounded finely where they meet what is packed, and a bias in the place of its own where one is
+    given. `ops`: this module, or what has its functions. `is_source`: later layers attend to its keys and
+    values, which then have the dtype of hidden states wherever the model is cut."""
 
     spec: LayerSpec
     parts: Mapping[str, Any]
     how: Norm
     multiply: Callable[..., Array]
     ops: Any
+    is_source: bool
 
     @property
     def dense(self) -> Dense:
@@ -443,19 +453,27 @@ class Layer:
         return self.spec.dense
 
     def run(self, hidden: Array, rows: Rows) -> Array:
-        """Hidden states `[rows, width]` from those of that shape."""
-        dense, parts = self.dense, self.parts
+        """Hidden states `[rows, width]` from those of that shape, in the dtype in which they travel. What is
+        added to them is rounded to it, too, so that it can travel."""
+        dense, parts, dtype = self.dense, self.parts, hidden.dtype
+        hidden = cast(hidden, "float32")
+
+        def added(found: Array, name: str) -> Array:
+            rounded = cast(cast(found, dtype), "float32")
+            return hidden + self._normed(rounded, name) * dense.added_scale
+
         x = self._normed(hidden, dense.norm_before_attention)
         hidden = x if dense.is_residual_normed else hidden
         if dense.embedding_norm:
-            x = namespace(x).concatenate([self._normed(rows.embedding, dense.embedding_norm), x], 1)
+            embedding = self._normed(cast(rows.embedding, "float32"), dense.embedding_norm)
+            x = namespace(x).concatenate([embedding, x], 1)
         if isinstance(dense.mixer, Convolution):
             found = self._short_convolution(x, rows)
         elif dense.mixer is not None:
             found = self._linear_attention(dense.mixer, x, rows)
         else:
-            found = self._attention(x, rows)
-        hidden = hidden + _scaled(self._normed(found, dense.norm_after_attention), dense.added_scale)
+            found = self._attention(x, rows, dtype)
+        hidden = added(found, dense.norm_after_attention)
         x = self._normed(hidden, dense.norm_before_mlp)
         if dense.mixture is None:
             found = self._mlp(x, "mlp")
@@ -466,33 +484,33 @@ class Layer:
             found = own + self._normed(mixed, "post_feedforward_layernorm_2")
         else:
             found = self._mixture(dense.mixture, x, x, "mlp.")
-        hidden = hidden + _scaled(self._normed(found, dense.norm_after_mlp), dense.added_scale)
+        hidden = added(found, dense.norm_after_mlp)
         if dense.input_width:
             hidden = hidden + self._token_input(hidden, rows)
-        return _scaled(hidden, parts["layer_scalar"]) if dense.has_factor else hidden
+        return cast(hidden * parts["layer_scalar"] if dense.has_factor else hidden, dtype)
 
     def _normed(self, x: Array, name: str, how: Norm | None = None) -> Array:
         if not name:
             return x
         return self.ops.norm(x, self.parts[name].weights, self.parts[name].eps, how or self.how)
 
-    def _product(self, x: Array, name: str, expert: int | None = None) -> Array:
+    def _product(self, x: Array, name: str, expert: int | None = None, *, is_fine: bool = False) -> Array:
         part = self.parts[name]
         if expert is None:
-            return self.multiply(x, part)
-        return self.multiply(x, part.linears[expert], None if part.bias is None else part.bias[expert])
+            return self.multiply(x, part, is_fine)
+        return self.multiply(x, part.linears[expert], False, None if part.bias is None else part.bias[expert])
 
-    def _attention(self, x: Array, rows: Rows) -> Array:
+    def _attention(self, x: Array, rows: Rows, dtype: Any) -> Array:
         """Queries, keys and values are three products or one, or queries alone where the layer attends to
         another's."""
         dense, own, width, gates = self.dense, "self_attn.", self.spec.kv.width, None
         if f"{own}qkv_proj" in self.parts:
-            joined, first = self._product(x, f"{own}qkv_proj"), self.spec.heads * width
+            joined, first = self._product(x, f"{own}qkv_proj", is_fine=True), self.spec.heads * width
             second = first + self.spec.kv.count * width
             found = [joined[:, :first], joined[:, first:second], joined[:, second:]]
         else:
             names = [f"{own}{each}_proj" for each in "qkv" if f"{own}{each}_proj" in self.parts]
-            found = [self._product(x, name) for name in names]
+            found = [self._product(x, name, is_fine=True) for name in names]
             found += found[1:] * (len(found) == 2)  # keys are values, too
         if dense.is_gated:
             both = found[0].reshape(len(x), -1, 2, width)
@@ -508,28 +526,30 @@ class Layer:
             found = [namespace(each).clip(each, -dense.clip, dense.clip) for each in found]
         if dense.is_turned:
             found[:2] = [self.ops.turned(each, *rows.angles) for each in found[:2]]
+        if self.is_source:
+            found[1:] = [cast(cast(each, dtype), "float32") for each in found[1:]]
         queries, keys, values = found if len(found) == 3 else (found[0], None, None)
         sinks = self.parts[f"{own}sinks"] if dense.has_sinks else None
-        attended = cast(rows.attend(queries, keys, values, sinks).reshape(len(x), -1), x.dtype)
+        attended = rows.attend(queries, keys, values, sinks).reshape(len(x), -1)
         attended = attended if gates is None else self.ops.gated(gates, attended, "sigmoid")
         return self._product(attended, f"{own}o_proj")
 
     def _short_convolution(self, x: Array, rows: Rows) -> Array:
         """What a layer of LFM2 does that does not attend: `[rows, hidden]`."""
-        joined, width = self._product(x, "conv.in_proj"), x.shape[1]
+        joined, width = self._product(x, "conv.in_proj", is_fine=True), x.shape[1]
         inputs = joined[:, :width] * joined[:, 2 * width :]
         found = rows.convolve(inputs, self.parts["conv.taps"], self.parts.get("conv.bias"))
-        return self._product(joined[:, width : 2 * width] * cast(found, x.dtype), "conv.out_proj")
+        return self._product(joined[:, width : 2 * width] * found, "conv.out_proj")
 
     def _linear_attention(self, mixer: DeltaRule, x: Array, rows: Rows) -> Array:
         """What a layer of Qwen3.5 does that does not attend: `[rows, hidden]`."""
         own, parts = "linear_attn.", self.parts
-        products = [self._product(x, f"{own}in_proj_{each}") for each in ("qkv", "b", "a")]
+        products = [self._product(x, f"{own}in_proj_{each}", is_fine=True) for each in ("qkv", "b", "a")]
         inputs = namespace(x).concatenate(products, 1)
-        read = cast(rows.sum_up(inputs, mixer, parts[f"{own}taps"], parts[f"{own}rates"]), x.dtype)
-        normed = self._normed(read, f"{own}norm", "cast, scale")
-        gates = cast(self._product(x, f"{own}in_proj_z"), "float32").reshape(normed.shape)
-        found = cast(cast(normed, "float32") * self.ops.function(gates, "silu"), x.dtype)
+        read = rows.sum_up(inputs, mixer, parts[f"{own}taps"], parts[f"{own}rates"])
+        normed = self._normed(read, f"{own}norm", "weights")
+        gates = self._product(x, f"{own}in_proj_z", is_fine=True).reshape(normed.shape)
+        found = self.ops.gated(gates, normed, "silu")
         return self._product(found.reshape(len(x), -1), f"{own}out_proj")
 
     def _mlp(self, x: Array, name: str, expert: int | None = None) -> Array:
@@ -555,8 +575,7 @@ class Layer:
         for expert in sorted({*chosen.reshape(-1).tolist()}):
             taken, place = namespace(x).where(chosen == expert)
             made = self._mlp(x[taken], f"{own}experts", expert)
-            found = cast(made, "float32") * cast(shares[taken, place], "float32")[:, None]
-            total[taken] = total[taken] + cast(found, x.dtype)
+            total[taken] = total[taken] + made * shares[taken, place][:, None]
         if not mixture.has_shared:
             return total
         if not mixture.is_shared_gated:
@@ -566,15 +585,10 @@ class Layer:
 
     def _token_input(self, x: Array, rows: Rows) -> Array:
         """What a layer of Gemma 4 makes of its hidden states with what it takes of tokens."""
-        table, embedding = self.parts["layer_input.table"], rows.embedding
-        assert embedding is not None
-        projected = self._product(embedding, "layer_input.projection")
-        projected = self._normed(_scaled(projected, embedding.shape[1] ** -0.5), "layer_input.norm")
-        inputs = _scaled(projected + _scaled(rows.look_up(table), table.factor), 2.0**-0.5)
+        table = self.parts["layer_input.table"]
+        embedding = cast(rows.embedding, "float32")
+        projected = self._product(embedding, "layer_input.projection") * embedding.shape[1] ** -0.5
+        projected = self._normed(projected, "layer_input.norm")
+        inputs = (projected + cast(rows.look_up(table), "float32") * table.factor) * 2.0**-0.5
         gated = self.ops.gated(self._product(x, "per_layer_input_gate"), inputs, self.dense.activation)
         return self._normed(self._product(gated, "per_layer_projection"), "post_per_layer_input_norm")
-
-
-def _scaled(x: Array, factor: float) -> Array:
-    """Times a factor of float32's digits, rounded once."""
-    return cast(cast(x, "float32") * factor, x.dtype)

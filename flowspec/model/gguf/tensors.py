@@ -49,7 +49,7 @@ class Conversion:
     """Of an architecture's tensors, for a model of that spec."""
 
     def __init__(self, architecture: str, spec: ModelSpec) -> None:
-        self._is_one_larger = spec.norm == "scale by 1 + w, cast"
+        self._is_one_larger = spec.norm == "1 + weights"
         layer = spec.layers[0]
         is_turned = architecture in _TURNED
         self._turned = {".attn_q.": layer.heads, ".attn_k.": layer.kv.count} if is_turned else {}

@@ -84,7 +84,7 @@ class _Cpu(Measured):
     read_dtype, packed, serial, expert_share = "float32", tuple(PACKED_FORMS), 1.0, EXPERT_SHARE_CPU
 
     def product(self, dtype: str, rows: int, size: tuple[int, int]) -> tuple[Task, int]:
-        engine, (outputs, inputs) = engine_of(dtype, "cpu", "cast, scale"), size
+        engine, (outputs, inputs) = engine_of(dtype, "cpu", "weights"), size
         if is_packed(dtype):
             panels = np.full(_panels_shape(dtype, size), PACKED_BYTE, np.uint8)
             matrix: Packed | Plain = Packed(PACKED_FORMS[dtype], engine.array(panels), outputs)
@@ -196,7 +196,7 @@ def _panels_shape(dtype: str, size: tuple[int, int]) -> tuple[int, int, int]:
 
 def _tiny_pass(count: int) -> Task:
     """A row through so many layers that are too small to take time."""
-    width, engine = TINY_WIDTH, engine_of("float32", "cpu", "cast, scale")
+    width, engine = TINY_WIDTH, engine_of("float32", "cpu", "weights")
     dense, heads = Dense(scale=width**-0.5, activation="silu", neurons=width), Heads(count=1, width=width)
     layers = [LayerSpec(heads=1, kv=heads, source=number, dense=dense) for number in range(count)]
     spec = ModelSpec(
