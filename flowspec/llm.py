@@ -67,8 +67,8 @@ class LLM:
     answers are faster without it, unless `all_devices` is true.
     `dtype`: `float32`, `bfloat16`, `float16`, `int8`, `int4`, or `gguf` (as a GGUF file packs its matrices);
     None: the checkpoint's, `gguf` for a packed GGUF file.
-    `cache`: how keys and values are held: `auto` (as the dtype's activations), `float16`, or `q8_0`, which
-    takes half the memory of 16 bits.
+    `cache`: how keys and values are held: `auto` (in float16; in float32 where that is the dtype),
+    `float16`, or `q8_0`, which takes half the memory of 16 bits.
     `context`: tokens of a prompt and its answer together, for which memory is reserved; None: 4096, or the
     model's limit.
     `method`, `drafter` (one name or several; none given: the cluster file's, else `bundled` for the bundled

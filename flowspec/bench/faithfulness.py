@@ -6,8 +6,8 @@ differs. And each *matrix* multiplies rows of its own: a wrong scale of one outp
 weights, moves logits by less than rounding does, and is plain there.
 
 Limits are measured, too. How far rounding may move a logit depends on the model: in a mixture it swaps
-experts. So transformers reads the text once more, with all that its layers compute rounded as the precision
-holds it, and experts swapped.
+experts. So transformers reads the text once more, with numbers rounded where slices round them, and experts
+swapped.
 """
 
 from __future__ import annotations
@@ -294,8 +294,8 @@ def worst_matrix(part: Slice, reference: Reference) -> MatrixError:
         off = (torch.from_numpy(np.concatenate(made)) - expected).square().mean(dim=0).sqrt()  # [out]
         squares = weight.square().sum(dim=1) + (0 if bias is None else bias.square())
         size = squares.sqrt()  # of an output, on average
-        shares = off / size.clamp_min(torch.finfo(torch.float32).tiny)
-        output = int(shares.nan_to_num(torch.inf).argmax())
+        shares = (off / size.clamp_min(torch.finfo(torch.float32).tiny)).nan_to_num(torch.inf)
+        output = int(shares.argmax())
         if not shares[output] <= worst.share:
             worst = MatrixError(matrix=name, output=output, share=float(shares[output]))
     return worst

@@ -24,7 +24,7 @@ from flowspec.model.linear_attention import Walk, walk_of, walk_past
 from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
 from flowspec.model.program import Arithmetic, Program, Room, Rows, program_of
 from flowspec.model.rounding import ROUNDINGS, Rounded
-from flowspec.model.trials import PAIRS16, processor, run_trial
+from flowspec.model.trials import processor, run_trial
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ def engine_of(dtype: str, device: str, norm: Norm, arithmetic: str = "") -> Engi
         has = f"{device} on {processor()} has {', '.join(known)}"
         raise InputError(f"expected the arithmetic {arithmetic} of {dtype}, {has}")
     if device == "cpu":
-        return Cpu(dtype, arithmetic, norm)
+        return Cpu(dtype, norm)
     from flowspec.model.gpu import Gpu  # where torch is
 
     return Gpu(dtype, arithmetic, norm, device)
@@ -47,10 +47,10 @@ def engine_of(dtype: str, device: str, norm: Norm, arithmetic: str = "") -> Engi
 class Cpu(Engine):
     """Raises `InputError` where the library cannot be had."""
 
-    def __init__(self, dtype: str, arithmetic: str, norm: Norm) -> None:
+    def __init__(self, dtype: str, norm: Norm) -> None:
         self.device, self.dtype = "cpu", ACTIVATIONS[dtype]
         self._kind = KINDS[self.dtype]
-        self._how = Arithmetic(self._kind, norm, "pairs" if arithmetic == PAIRS16 else "linear")
+        self._how = Arithmetic(self._kind, norm)
         library = compiled.library()
         assert library is not None, "it was tried"
         self._library, self._room = library, Room(library)

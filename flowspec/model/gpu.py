@@ -264,7 +264,10 @@ class _Pass:
 
     def look_up(self, table: Table) -> Array:
         assert self._batch.tokens is not None
-        return self._engine.take(table.matrix, self._batch.tokens)
+        matrix, ids = table.matrix, self._there(self._batch.tokens)
+        if isinstance(matrix, Packed):
+            return plain.packed_rows(FORMS[matrix.form], matrix.panels, ids)
+        return matrix.weights[ids].float()
 
     def attend(
         self, queries: Tensor, keys: Tensor | None, values: Tensor | None, sinks: Tensor | None

@@ -111,21 +111,19 @@ class Room:
     def run(self, program: Program, call: Call) -> None:
         call.room, call.room_bytes = self._at, self._size
         while needed := self._run(program.at, ctypes.byref(call)):
-            size = needed + needed // 4
-            room = np.empty(size + ALIGNMENT, np.uint8)  # or no memory is left, and nothing has changed
-            self._bytes, self._size = room, size
-            self._at = -(-address(room) // ALIGNMENT) * ALIGNMENT
+            self._bytes, self._size = np.empty(0, np.uint8), 0  # before there is more: both would not fit
+            size = needed + needed // 16
+            self._bytes = np.empty(size + ALIGNMENT, np.uint8)
+            self._at, self._size = -(-address(self._bytes) // ALIGNMENT) * ALIGNMENT, size
             call.room, call.room_bytes = self._at, self._size
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """How rows are computed: the kind in which hidden states travel, norms, and products with matrices that
-    are plain (`linear`, or `pairs`)."""
+    """How rows are computed: the kind in which hidden states travel, and norms."""
 
     kind: int
     norm: Norm
-    plain: str = "linear"
 
 
 def program_of(
@@ -287,7 +285,6 @@ class Maker:
         found, first = [], 0
         for matrix in linear.matrices:
             self._held.append(matrix)
-            prepared: tuple[str, int, bool] = (self.how.plain, 0, False)
             if isinstance(matrix, Packed):
                 form = FORMS[matrix.form]
                 is_signed = bool(form.table) or form.bits == 8
@@ -295,7 +292,8 @@ class Maker:
                 kind, weights = form.number, matrix.panels
             else:
                 weights = matrix.weights
-                kind = 0 if self.how.plain == "pairs" else kind_of(weights.dtype)
+                kind = kind_of(weights.dtype)
+                prepared = "pairs" if kind == KINDS["bfloat16"] else "linear", 0, False
             shape = linear.inputs, matrix.outputs, first
             found.append(_Operand(prepared, kind, address(weights), *shape))
             first += matrix.outputs
@@ -362,7 +360,7 @@ class _LayerMaker(Maker):
             self._input(hidden)
         if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
             self.add("scale", hidden, hidden, factor=factor)
-        self.add("leave", hidden, kind=self.how.kind)
+        self.add("leave", hidden)
         return self.program(dense.mixture)
 
     def past(self, mixer: DeltaRule) -> Program:

@@ -33,7 +33,8 @@ from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, SliceParts, Span, S
 
 _CURES = {
     "float16": "try --dtype bfloat16 or float32",
-    "bfloat16": "its weights are damaged (fetch them again), or need --dtype float32",
+    "bfloat16": "its weights are damaged (fetch them again), or its keys are too large for float16: use "
+    "--dtype float32",
     "float32": "its weights are damaged; fetch them again",
 }
 

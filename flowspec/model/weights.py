@@ -234,7 +234,7 @@ def load_parts(
     store: Store | None = None,
     kept: SliceParts | None = None,
 ) -> SliceParts:
-    """Reads every parameter, rounded to the precision's activations, and matrices packed as they come.
+    """Reads every parameter: vectors in float32, matrices rounded to the precision and packed as they come.
 
     What `store` has of these is not read from the checkpoint, and what is `kept` is taken over. Raises
     `InputError` for a tensor that is missing or of another shape, or before anything is read for one that

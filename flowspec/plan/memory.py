@@ -24,7 +24,7 @@ PROCESS_BYTES = 512 << 20
 SYSTEM_SHARE = 0.1
 """Of a device's memory, for its operating system; a plan leaves it alone."""
 ACTIVATION_BYTES_MIN = 2.0
-"""Of what no precision quantises: the embedding, norms."""
+"""Of what no precision quantises: the embedding, and norms, which are counted so, though they are float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol.model_spec import DeltaRule, Dense
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, namespace, zeros
-from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, groups_of
+from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Form, groups_of
 from flowspec.model.arithmetic.plain import (
     FINER,
     LANES,
@@ -19,9 +19,10 @@ from flowspec.model.arithmetic.plain import (
     delta_rule,
     finer_levels,
     halves_sum,
+    packed_rows,
     store,
 )
-from flowspec.model.parts import Table
+from flowspec.model.parts import Packed, Table
 
 _NORMAL_LEAST = 2.0**-126
 """Of float32; half a last place below it rounds to it."""
@@ -141,7 +142,10 @@ class DefinedRows:
     tokens: Array
 
     def look_up(self, table: Table) -> Array:
-        return table.matrix.weights[self.tokens]
+        matrix = table.matrix
+        if isinstance(matrix, Packed):
+            return packed_rows(FORMS[matrix.form], matrix.panels, self.tokens)
+        return matrix.weights[self.tokens]
 
     def attend(self, queries: Array, keys: Array | None, values: Array | None, sinks: Array | None) -> Array:
         if keys is not None and values is not None:

@@ -48,7 +48,7 @@ def tensors(x: Any) -> Any:
 def _times(rows: Array, matrix: Matrix, product: Product, is_fine: bool) -> Array:
     if isinstance(matrix, Packed):
         return packed_product(rows, FORMS[matrix.form], matrix.panels, matrix.outputs, is_fine)
-    return product(rows, matrix.weights)
+    return (pairs_product if str(matrix.weights.dtype) == "torch.bfloat16" else product)(rows, matrix.weights)
 
 
 def layer_of(
@@ -77,8 +77,7 @@ def defined(case: Case, rows: int) -> str:
         held=(tensor(given.keys), tensor(given.values), steps if case.cached == "int8" else None),
         **{name: tensor(getattr(given, name)) for name in names},
     )
-    product = pairs_product if case.name.startswith("pairs") else lanes_product
-    layer = layer_of(case.spec, tensors(case.parts), case.how, product, case.is_source)
+    layer = layer_of(case.spec, tensors(case.parts), case.how, lanes_product, case.is_source)
     hidden = layer.run(tensor(given.hidden), own)
     found = hidden, *own.held[:2], *steps, own.inputs, own.states[0]
     return cases.digest(tuple(map(array, found)))
@@ -90,6 +89,8 @@ def functions() -> Iterator[tuple[str, str]]:
     positions, frequencies = map(tensor, cases.turns())
     found = plain.angles(positions[None], frequencies, 1.25)
     yield "angles", cases.digest(tuple(array(each[0]) for each in found))
+    rows, matrix = cases.small()
+    yield "small pairs", cases.digest((array(pairs_product(tensor(rows), tensor(matrix.weights))),))
     for name, form in FORMS.items():
         panels, ids = map(tensor, cases.rows_of(name))
         yield f"rows of {name}", cases.digest((array(plain.packed_rows(form, panels, ids)),))

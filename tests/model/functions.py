@@ -65,15 +65,13 @@ def room() -> Room:
 
 
 def engine(dtype: str = "float32") -> Cpu:
-    return Cpu(dtype, "", "weights")
+    return Cpu(dtype, "weights")
 
 
-def multiplied(
-    x: Array, matrix: Matrix, bias: F32 | None = None, plain: str = "linear", are_logits: bool = False
-) -> Array:
-    """Rows by a matrix, in their dtype; a `plain` one in lanes or in `pairs`. Of logits, `are_logits`, rows
+def multiplied(x: Array, matrix: Matrix, bias: F32 | None = None, are_logits: bool = False) -> Array:
+    """Rows by a matrix, in their dtype. Of logits, `are_logits`, rows
     are float32, and those that they are made of finely rounded where a matrix is packed."""
-    how = Arithmetic(kind_of(x.dtype), "weights", plain)
+    how = Arithmetic(kind_of(x.dtype), "weights")
     linear = Linear(inputs=x.shape[1], matrices=(matrix,), bias=bias)
     found: Array = Rows(room(), how, None, linear, are_logits)(x)
     return found

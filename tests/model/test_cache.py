@@ -271,4 +271,4 @@ def test_room_for_which_memory_lacks_is_not_lent(monkeypatch: pytest.MonkeyPatch
                 room.run(program.Program(), compiled.Call())
     assert lent == [0, 0]
     room.run(program.Program(), compiled.Call())
-    assert lent == [0, 0, 0, 1250]
+    assert lent == [0, 0, 0, 1062]

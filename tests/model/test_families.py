@@ -34,7 +34,6 @@ from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.slice import Slice, embedded
 from flowspec.model.spec import context_max, spec_of
 from flowspec.model.support import family_of
-from flowspec.model.trials import LANES16, PAIRS16
 from flowspec.model.weights import EMBEDDING, LM_HEAD, SliceParts, Span, arrays_of, load_parts
 from tests import ggufs
 from tests.model import definition
@@ -79,7 +78,7 @@ def test_norms_are_the_familys_own(name: str) -> None:
         expected = norm(hidden).numpy()
     part = NormPart(weights=array_of(norm.weight), eps=1e-5)
     for how in NORMS:
-        found = Cpu("float32", "", how).rows(norm=part)(hidden.numpy())
+        found = Cpu("float32", how).rows(norm=part)(hidden.numpy())
         assert np.allclose(found, expected, rtol=1e-6, atol=1e-6) == (how == family.norm)
 
 
@@ -415,7 +414,7 @@ def run(part: Slice, requests: list[tuple[int, int]]) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: str) -> None:
-    part, rows = slice_of(name, dtype, lambda spec: Cpu(dtype, "", spec.norm)), 20
+    part, rows = slice_of(name, dtype, lambda spec: Cpu(dtype, spec.norm)), 20
     part.open_cache(0, 64)
     places, tokens = np.arange(rows), 3 * np.arange(rows)
     embedding = hidden = embedded(part.engine, part.spec, part.parts[EMBEDDING], tokens)
@@ -449,8 +448,7 @@ def test_programs_give_the_bits_of_their_definition_in_numpy(name: str, dtype: s
 
 
 def multiplied_there(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    how = "pairs" if weights.dtype == torch.bfloat16 else "linear"
-    return tensor_of(multiplied(array_of(x), Plain(array_of(weights)), plain=how))
+    return tensor_of(multiplied(array_of(x), Plain(array_of(weights))))
 
 
 @pytest.mark.parametrize("dtype", nightly(["bfloat16"], DTYPES))
@@ -460,8 +458,7 @@ def test_torch_computes_layers_with_the_bits_of_programs(
 ) -> None:
     """As on GPUs, here with the same products."""
     monkeypatch.setattr(gpu, "in_blocks", multiplied_there)
-    own = PAIRS16 if dtype == "bfloat16" else LANES16
-    programs = slice_of(name, dtype, lambda spec: Cpu(dtype, own, spec.norm))
+    programs = slice_of(name, dtype, lambda spec: Cpu(dtype, spec.norm))
     torchs = slice_of(name, dtype, lambda spec: Gpu(dtype, "torch-in-blocks", spec.norm, "cpu"))
     for part in (programs, torchs):
         part.open_cache(0, 64)

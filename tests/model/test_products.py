@@ -98,7 +98,7 @@ def any_numbers(shape: tuple[int, int], dtype: str, seed: int) -> Array:
 
 def pairs(x: Array, weights: Array) -> Array:
     """By numbers of bfloat16, in the dtype of rows."""
-    return multiplied(x, Plain(narrowed(weights, "bfloat16")), plain="pairs")
+    return multiplied(x, Plain(narrowed(weights, "bfloat16")))
 
 
 @pytest.fixture(params=[None, *BUILDS], ids=lambda level: "".join(level or ["definition"]))
@@ -202,11 +202,11 @@ def test_numbers_behind_a_row_do_not_matter(level: Level) -> None:
         assert np.isfinite(found).all()
         assert pairs(x[:0], room).shape == (0, 4)
         assert np.array_equal(pairs(bits16(x), own), bits16(found))
-        biased = multiplied(bits16(x), Plain(own), bias, plain="pairs")
+        biased = multiplied(bits16(x), Plain(own), bias)
     assert np.array_equal(biased, bits16(found + bias)), "which is added before the result is rounded"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("inputs", [5, 531])
 def test_lanes16_is_fused_steps_in_sixteen_lanes(inputs: int, dtype: str) -> None:
     fused = ctypes.CDLL(ctypes.util.find_library("m")).fmaf

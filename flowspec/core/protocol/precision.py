@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class Precision:
     """What is true of a precision wherever it runs.
 
-    `activations` is the dtype of hidden states between layers and of embeddings; within a layer, and wherever
-    rows do not travel, numbers are float32. A weight takes `weight_bytes` and, with its part of a group's
-    scale, `group_bytes` more (`model.rounding`). One that `is_unpacked` is multiplied in the fastest
-    precision that the device has.
+    `activations` is the dtype of hidden states between layers and of embeddings; within a layer numbers are
+    float32 (on GPUs, products come in the dtype of weights). A weight takes `weight_bytes` and, with its part
+    of a group's scale, `group_bytes` more (`model.rounding`). One that `is_unpacked` is multiplied in the
+    fastest precision that the device has.
     `logits_off` is how far a logit may be from float32's, as a share of how far logits lie apart: four times
     what an x86 processor's kernels have.
     """

@@ -216,9 +216,6 @@ INLINE void narrow(void *to, int64_t at, int kind, vector value) {
 #endif
 }
 
-/* Bytes of a number. */
-INLINE int64_t size_of(int kind) { return kind == FLOAT32 ? 4 : 2; }
-
 /* All of `count` numbers as float32, and back. */
 INLINE void widen_all(const void *from, int64_t at, int kind, int64_t count, float *to) {
     int64_t i = 0;
@@ -519,8 +516,6 @@ static void linear_part(const float *x, const float *divided, int64_t rows, int6
                         int64_t begin, int64_t end, float *y, int64_t out, Blocks *at) {
     if (kind == FLOAT32)
         outputs_from(x, divided, rows, in, w, FLOAT32, begin, end, y, out, at);
-    else if (kind == BFLOAT16)
-        outputs_from(x, divided, rows, in, w, BFLOAT16, begin, end, y, out, at);
     else
         outputs_from(x, divided, rows, in, w, FLOAT16, begin, end, y, out, at);
 }
@@ -923,8 +918,8 @@ INLINE void unpack(int form, const uint8_t *from, int64_t sub, Levels *weights) 
 
 INLINE Sums all_sums(int32_t value) { return value - (Sums){0}; }
 
-/* `start` and the sums of the products of `count` vectors (a constant, 4 or 8) with four inputs each; `most` is their largest
- * level, which tells how many products fit 16 bits. Levels with a sign are int8, or have SIGN added. */
+/* `start` and the sums of the products of `count` vectors (a constant, 4 or 8) with four inputs each. Levels with a
+ * sign are int8, or have SIGN added. */
 INLINE Sums products_of(int form, const Levels *weights, const int8_t *x, int count, Sums start) {
 #if SUB == 16
     __m512i even = (__m512i)start, odd = _mm512_setzero_si512();
@@ -1170,7 +1165,7 @@ INLINE void round_groups(const float *x, int64_t in, int64_t groups, int32_t off
                     sums[half] += to[t].levels[half * (GROUP / 2) + i];
             to[t].starts[0] = -offset * (has_halves ? sums[0] : sums[0] + sums[1]);
             to[t].starts[1] = -offset * sums[1];
-            whole = (whole << FINER) + sums[0] + sums[1];
+            whole = whole * (1 << FINER) + sums[0] + sums[1];
         }
         to->step = times == 2 ? step * (1.0f / (1 << FINER)) : step;
         to->moment = to->step * (float)whole;
@@ -2097,7 +2092,7 @@ typedef struct {
     const float *bias;
     const float *scales;
     int64_t from_at, with_at, to_at; /* the first number of a row in its register */
-    int64_t in, out, sums_at;   /* sums_at: of sums in float32, among those of products that run at a time */
+    int64_t in, out;
     int32_t code, from, with, to, waits;
     int32_t how, kind, heads, kv_heads; /* kind: of weights, or their form, or of what rows are copied to */
     int32_t spread, experts; /* how many rows a row has in these registers: one, or one for each of its experts; among
@@ -2430,7 +2425,7 @@ static void prepare_row(const Operation *o, const float *from, int64_t r, int64_
     }
 }
 
-/* Shares of numbers as `flowspec_shares` has them, with room for half of them. */
+/* Shares of numbers (`plain.softmax`, `plain.over_their_sum`), with room for half of them. */
 INLINE void share_out(float *x, int64_t width, int are_powers, float *room) {
     float some[WIDTH] = {0}, most = x[0];
     for (int64_t i = 1; i < width; i++) /* or what is no number, if there is one */
@@ -2484,7 +2479,7 @@ static void choose_row(const Run *run, const Operation *o, int64_t r, float *own
     float some[WIDTH] = {0}, *scores = own, *choice = own + count, *room = choice + count + WIDTH;
     int32_t *experts = run->routes.experts + r * chosen;
     float *shares = run->routes.shares + r * chosen;
-    memcpy(scores, run->sums + run->call->rows * o->sums_at + r * count, sizeof(float) * count);
+    memcpy(scores, run->sums + r * count, sizeof(float) * count);
     for (int64_t i = 0; i < count && o->how == SHARES_APART; i += WIDTH) {
         int64_t most = count - i < WIDTH ? count - i : WIDTH;
         memcpy(some, scores + i, sizeof(float) * most);
@@ -2654,7 +2649,7 @@ static void run_row(const Run *run, const Operation *o, int64_t r, float *own) {
         load_row(run, o, call->embedding, call->between_embeddings, r);
         break;
     case LEAVE:
-        FOR_KIND(o->kind, NARROW_ALL, x, o->in, call->hidden, r * o->in);
+        FOR_KIND(program->kind, NARROW_ALL, x, o->in, call->hidden, r * o->in);
         break;
     case CARRY:
         FOR_KIND(o->kind, NARROW_ALL, x, o->in, call->going, r * call->between_going + o->to_at);
@@ -2692,7 +2687,7 @@ static void run_halves(const Run *run, const Operation *o, int thread, float *ow
     for (int64_t i = o->out * thread / run->threads; i < o->out * (thread + 1) / run->threads; i++)
         for (int64_t r = 0; r < rows; r++) {
             float found = halves_product(at_row(run, o, o->from, r, o->from_at), weights + i * o->in, o->in, half, own);
-            run->sums[rows * o->sums_at + r * o->out + i] = o->bias == NULL ? found : found + o->bias[i];
+            run->sums[r * o->out + i] = o->bias == NULL ? found : found + o->bias[i];
         }
 }
 

@@ -80,7 +80,7 @@ class TurnFields(ctypes.Structure):
 class Operation(ctypes.Structure):
     _fields_ = fields(
         "weights bias scales",
-        "from_at with_at to_at inputs outputs sums_at",
+        "from_at with_at to_at inputs outputs",
         "code source other to waits how kind heads kv_heads spread experts",
         "factor eps cap",
     )

@@ -124,7 +124,7 @@ class _Gpu(Measured):
         panels = self._full(_panels_shape(dtype, size), torch.uint8, PACKED_BYTE)
         linear = Linear(inputs=inputs, matrices=(Packed(PACKED_FORMS[dtype], panels, outputs),))
         return partial(
-            self._run, multiplied, self._full((rows, inputs), torch.bfloat16), linear
+            self._run, multiplied, self._full((rows, inputs), torch.float32), linear
         ), panels.nbytes
 
     def overheads(self) -> tuple[float, float]:
