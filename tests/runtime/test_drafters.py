@@ -100,7 +100,7 @@ def test_answers_on_processes_are_exact(variant: str, dtype: str, tmp_path: Path
         open_cluster(options) as cluster,
         cluster.session(Decoding(method="tree-sd", drafters=("mtp",)), lambda text, share: None) as session,
     ):
-        found = [answer(session, case, limits) for case in cases]
+        found = [answer(session, case, limits, 1, lambda count: None) for case in cases]
     plain = StepByStep.load(ModelFiles(str(model)), dtype)
     assert [verdict.kind for one in found if (verdict := judge(plain, one, limits.stop_ids))] == [EXACT] * 2
     assert [(len(one.tokens), one.drafter) for one in found] == [(12, "mtp")] * 2
