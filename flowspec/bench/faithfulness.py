@@ -1,9 +1,9 @@
 """Is a whole slice faithful to the model, as transformers computes it (`model/reference.py`)?
 
-Three figures decide. Both read a text of 2,000 tokens, the slice in portions of different sizes, so that
-kernels for one row and for many take part: the *largest difference of a logit*, and by how much *perplexity*
-differs. And each *matrix* multiplies rows of its own: a wrong scale of one output, or of one group of
-weights, moves logits by less than rounding does, and is plain there.
+Four figures decide. Both read a text of 2,000 tokens, the slice in portions of different sizes, so that
+kernels for one row and for many take part: the *largest difference of a logit*, the *typical* one, and by how
+much *perplexity* differs. And each *matrix* multiplies rows of its own: a wrong scale of one output, or of
+one group of weights, moves logits by less than rounding does, and is plain there.
 
 Limits are measured, too. How far rounding may move a logit depends on the model: in a mixture it swaps
 experts. So transformers reads the text once more, with numbers rounded where slices round them, and experts
@@ -41,12 +41,16 @@ WINDOW_MAX = 500
 PORTIONS = (16, 1, 32, 4, 17, 1, 64, 2)
 """Rows of one pass after another, over and over."""
 PERPLEXITY_LIMIT = 0.005
-"""By such a share it may differ, or by `NOISE_FACTOR` times the standard error that rounding makes, if that
-is more: where a model was never trained, and rounding moves its states far, chance alone makes half a percent
-over 2,000 tokens."""
+"""By such a share it may differ, or by `STANDARD_ERRORS` times the standard error that rounding makes, if
+that is more: where a model was never trained, and rounding moves its states far, chance alone makes half a
+percent over 2,000 tokens."""
+STANDARD_ERRORS = 4.0
 NOISE_FACTOR = 3.0
-"""So many times what rounding does may logits differ at most. Over all families and precisions it was 1.5 at
-most."""
+"""So many times what rounding does may a logit differ at most: that is one in millions, left to chance. Over
+all families and precisions it was 2.2 at most."""
+TYPICAL_FACTOR = 1.3
+"""So many times what rounding does may they differ typically. Over all families and precisions it was 1.15 at
+most, in mixtures less, since slices swap experts less often."""
 LEAST_SHARE = 0.001
 """Of the spread of logits: a limit below that is none, since float32 is not rounded. It has .00002, TF32
 would have .007.
@@ -78,8 +82,8 @@ class Faithfulness:
     """What was found on a text of so many `tokens`. Differences and `spread` in logits.
 
     `spread`: how far the logits of a row lie apart, their standard deviation. `largest` and `typical` (root
-    mean square) are differences; `limit` is of `largest`. `unrounded` is the perplexity before weights were
-    packed, None where none are.
+    mean square) are differences, with a `limit` and a `typical_limit`. `unrounded` is the perplexity before
+    weights were packed, None where none are.
     """
 
     dtype: str
@@ -88,6 +92,7 @@ class Faithfulness:
     largest: float
     limit: float
     typical: float
+    typical_limit: float
     spread: float
     perplexity: float
     reference: float
@@ -107,6 +112,9 @@ class Faithfulness:
         found = []
         if not self.largest <= self.limit:
             found.append(f"a logit is off by {self.largest:.3g}, where rounding explains {self.limit:.3g}")
+        if not self.typical <= self.typical_limit:
+            text = f"logits are off by {self.typical:.3g} typically"
+            found.append(f"{text}, where rounding explains {self.typical_limit:.3g}")
         if not abs(self.change) <= self.perplexity_limit:
             found.append(f"perplexity is {self.perplexity:.5g}, where transformers has {self.reference:.5g}")
         if not self.matrix.share <= self.matrix_limit:
@@ -169,14 +177,15 @@ def compare(
     """Both read the same windows of a text, each for itself; `reference` holds weights as `dtype` does.
     `step` hears how many tokens the reference has read."""
     ours, theirs, rounded = _Surprise(), _Surprise(), _Surprise()
-    largest, noise, squares, spreads = 0.0, 0.0, [], []
+    largest, noise, squares, noises, spreads = 0.0, 0.0, [], [], []
     for window in windows:
         expected = _read(reference, window)
         step(len(window))
-        with reference.rounding_to(dtype, whole.part.cache):
+        with reference.rounding_to(dtype, whole.part.cache, whole.part.device):
             moved = _read(reference, window)
         step(len(window))
         noise = float(np.maximum(noise, np.abs(moved - expected).max()))
+        noises.append(np.square(moved - expected, dtype=np.float64).mean(axis=1))
         rounded.add(moved[:-1], window[1:])
         first = 0
         for found in whole.logits(window, list(portions(len(window)))):
@@ -197,13 +206,16 @@ def compare(
         largest=largest,
         limit=max(NOISE_FACTOR * noise, LEAST_SHARE * spread),
         typical=float(np.sqrt(np.concatenate(squares).mean())),
+        typical_limit=max(
+            TYPICAL_FACTOR * float(np.sqrt(np.concatenate(noises).mean())), LEAST_SHARE * spread
+        ),
         spread=spread,
         perplexity=ours.perplexity,
         reference=theirs.perplexity,
         unrounded=unrounded,
         matrix=worst_matrix(whole.part, reference),
         matrix_limit=max(MATRIX_LIMIT_MIN, MATRIX_FACTOR * torch.finfo(getattr(torch, whole.part.dtype)).eps),
-        perplexity_limit=max(PERPLEXITY_LIMIT, NOISE_FACTOR * rounded.error_beside(theirs)),
+        perplexity_limit=max(PERPLEXITY_LIMIT, STANDARD_ERRORS * rounded.error_beside(theirs)),
     )
 
 

@@ -400,7 +400,7 @@ def _told(difference: Difference) -> str:
 
 def faithful_lines(found: Faithfulness) -> list[str]:
     """The second statement, in words."""
-    logits = f"a logit off by {found.largest:.2g} at most ({found.limit:.2g} allowed)"
+    logits = f"logits off by {found.typical:.2g} typically ({found.typical_limit:.2g} allowed)"
     theirs = f"transformers {found.reference:.5g} ({found.change:+.2%})"
     perplexity = f"perplexity {found.perplexity:.5g}, {theirs}"
     matrices = f"matrices off by {found.matrix.share:.2%} at most ({found.matrix_limit:.2%} allowed)"

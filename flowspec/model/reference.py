@@ -124,10 +124,11 @@ class Reference:
                     weight.copy_(widened.view_as(weight))
 
     @contextlib.contextmanager
-    def rounding_to(self, dtype: str, cache: str = CACHE_AUTO) -> Iterator[None]:
+    def rounding_to(self, dtype: str, cache: str = CACHE_AUTO, device: str = "cpu") -> Iterator[None]:
         """While it lasts, numbers are rounded where slices round them: what layers, and attention and MLPs in
         them, give; rows before they are multiplied, but for those of queries, keys, values and logits that
-        are packed; and keys and values as such a `cache` does.
+        are packed; and keys and values as such a `cache` does. On GPUs rows and products have the dtype of
+        hidden states.
 
         So it shows how far rounding alone moves this model's logits, without a kernel for such numbers. In a
         mixture the last bits may choose an expert, which is rare and moves logits far: there routers see
@@ -144,7 +145,7 @@ class Reference:
             return made.to(held).float()
 
         def multiplied(module: torch.nn.Module, given: tuple[Any, ...]) -> Any:
-            rows = _as_levels(given[0]) if is_packed(dtype) else given[0].to(held).float()
+            rows = _as_levels(given[0]) if are_levels else given[0].to(held).float()
             return rows, *given[1:]
 
         def blurred(router: torch.nn.Module, given: tuple[Any, ...]) -> Any:
@@ -154,14 +155,21 @@ class Reference:
         def cached(module: torch.nn.Module, given: Any, made: torch.Tensor) -> torch.Tensor:
             return _as_levels(made) if kept == Q8_0 else made.to(DTYPES[kept]).float()
 
-        decoder = self.model.get_decoder()
+        decoder, is_gpu = self.model.get_decoder(), device != "cpu"
+        are_levels = is_packed(dtype) and not is_gpu
         parts = [decoder.get_input_embeddings(), *decoder.layers]
         parts += [part for layer in decoder.layers for part in layer.children() if not _is_norm(part)]
         hooks = [part.register_forward_hook(given_back) for part in parts]
         for name, module in [*decoder.named_modules(), ("lm_head", self.head)]:
-            is_fine = is_packed(dtype) and name.rpartition(".")[2].startswith(FINE)
+            is_fine = are_levels and name.rpartition(".")[2].startswith(FINE)
             is_multiplied = isinstance(module, torch.nn.Linear) and not is_of_router(f"{name}.")
-            if dtype != "float16" and not is_fine and (is_multiplied or name.endswith(EXPERTS.rstrip("."))):
+            if is_multiplied and is_gpu:
+                hooks.append(module.register_forward_hook(given_back))
+            if (
+                (dtype != "float16" or is_gpu)
+                and not is_fine
+                and (is_multiplied or name.endswith(EXPERTS.rstrip(".")))
+            ):
                 hooks.append(module.register_forward_pre_hook(multiplied))
             if name.rpartition(".")[2] in KEYS_AND_VALUES:
                 hooks.append(module.register_forward_hook(cached))

@@ -45,6 +45,7 @@ RIGHT = Faithfulness(
     largest=0.1,
     limit=0.1,
     typical=0.01,
+    typical_limit=0.01,
     spread=1.0,
     perplexity=100.4,
     reference=100.0,
@@ -142,7 +143,7 @@ def test_a_kernel_that_is_wrong_for_one_row_only_is_found(
 
 
 def test_what_logits_hide_perplexity_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fifth of a logit less is within what bfloat16 explains, but all tokens of the text have it."""
+    """A fifth of a logit less is within what bfloat16 explains of one, but all tokens of the text have it."""
     files, right = ModelFiles(BUNDLED), Slice.logits
     seen = sorted({token for window in read_windows(files)[1] for token in window})
 
@@ -156,7 +157,9 @@ def test_what_logits_hide_perplexity_shows(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.text == "the shipped text"
     assert found.largest <= found.limit
     assert found.change > found.perplexity_limit == PERPLEXITY_LIMIT, "no error of ours makes it wider"
-    assert [fault.partition(",")[0] for fault in found.faults] == [f"perplexity is {found.perplexity:.5g}"]
+    typical, perplexity = (fault.partition(",")[0] for fault in found.faults)
+    assert typical == f"logits are off by {found.typical:.3g} typically"
+    assert perplexity == f"perplexity is {found.perplexity:.5g}"
 
 
 def test_chance_makes_no_untrained_model_unfaithful(tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_chance_makes_no_untrained_model_unfaithful(tmp_path: Path) -> None:
 def test_each_figure_has_its_limit() -> None:
     assert RIGHT.is_faithful
     nan, inf = float("nan"), float("inf")
-    changes = [{"largest": each} for each in (0.11, nan)]
+    changes = [{name: each} for name in ("largest", "typical") for each in (0.11, nan)]
     changes += [{"perplexity": each} for each in (100.6, 99.4, inf, nan)]
     for found in (
         *(replace(RIGHT, **change) for change in changes),  # type: ignore[arg-type]
