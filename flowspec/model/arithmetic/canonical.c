@@ -1094,15 +1094,21 @@ INLINE void packed_tile(int form, int times, int rows, int subs, const uint8_t *
             for (int r = 0; r < rows; r++) {
                 const Rounded *at = x + (g * rows + r) * times;
                 Reals step = all_reals(at->step), *total = totals + r * subs + part;
-                const int inputs = has_halves(form) ? GROUP / 2 : GROUP;
-#pragma GCC unroll 2
-                for (int half = 0; half <= has_halves(form); half++) {
-                    Sums sums = all_sums(0);
-#pragma GCC unroll 2
-                    for (int t = 0; t < times; t++)
-                        sums = products_of(form, weights + half * 4, at[t].levels + half * inputs, inputs / 4,
-                                           (sums << FINER) + all_sums(at[t].starts[half]));
-                    *total += (scales[half] * step) * __builtin_convertvector(sums, Reals);
+                if (has_halves(form)) {
+                    Sums low = products_of(form, weights, at->levels, 4, all_sums(at->starts[0])),
+                         high = products_of(form, weights + 4, at->levels + GROUP / 2, 4, all_sums(at->starts[1]));
+                    if (times == 2) {
+                        low = products_of(form, weights, at[1].levels, 4, (low << FINER) + all_sums(at[1].starts[0]));
+                        high = products_of(form, weights + 4, at[1].levels + GROUP / 2, 4,
+                                           (high << FINER) + all_sums(at[1].starts[1]));
+                    }
+                    *total += (scales[0] * step) * __builtin_convertvector(low, Reals);
+                    *total += (scales[1] * step) * __builtin_convertvector(high, Reals);
+                } else {
+                    Sums sums = products_of(form, weights, at->levels, 8, all_sums(at->starts[0]));
+                    if (times == 2)
+                        sums = products_of(form, weights, at[1].levels, 8, (sums << FINER) + all_sums(at[1].starts[0]));
+                    *total += (scales[0] * step) * __builtin_convertvector(sums, Reals);
                 }
                 if (has_minimum(form))
                     *total -= minimums * all_reals(at->moment);
