@@ -4,6 +4,7 @@ device is counted as lost."""
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,10 +52,15 @@ def scarce(large: Path, expected: list[list[int]], alone: Callable[..., LocalDae
     """Daemons in this process that may use what it takes by now, the weights, and two and a half
     conversations."""
     del expected  # what it imports counts before
-    gc.collect()
-    give_back()  # as the daemons do when they load: what earlier tests left free is not theirs
+    taken, before = psutil.Process().memory_info().rss, 0
+    while taken != before:  # as the daemons do when they load: what earlier tests leave free is not theirs
+        before = taken
+        gc.collect()
+        give_back()
+        time.sleep(0.2)
+        taken = min(before, psutil.Process().memory_info().rss)
     weight_bytes = sum(file.stat().st_size for file in large.glob("*.safetensors"))  # 34 MB, of both slices
-    memory_bytes = psutil.Process().memory_info().rss + WORK_BYTES + weight_bytes + 5 * CACHE_BYTES // 2
+    memory_bytes = taken + WORK_BYTES + weight_bytes + 5 * CACHE_BYTES // 2
     return [
         alone(name=f"scarce-{index}", memory_bytes=memory_bytes, cache_bytes=0) for index in range(STAGES)
     ]
