@@ -1,4 +1,4 @@
-"""How far logits are from float32's, beside llama.cpp's on one file: `python -m lab.accuracy MODEL.gguf`.
+"""How far logits are from float32's, and llama.cpp's on the same file: `python -m lab.accuracy MODEL.gguf`.
 
 Each text of `accuracy.toml` is read once, one token after another. The reference is transformers in float32
 on the weights as they are when unpacked. Of each position: the KL divergence from it, in nats; whether the
@@ -148,8 +148,8 @@ def told(found: Mapping[str, Mapping[str, Reading]]) -> list[dict[str, Any]]:
         for name, own in readings.items():
             figures = {"kl": float(own.far.mean()), "ties": own.ties, "moved": own.moved}
             row = {"program": program, "text": name, **figures, "perplexity": own.perplexity}
-            beside = None if program == OURS else ratio(found[OURS][name].far, own.far)
-            rows.append({**row, "ours": beside})
+            times = None if program == OURS else ratio(found[OURS][name].far, own.far)
+            rows.append({**row, "ours": times})
     return rows
 
 
@@ -159,11 +159,9 @@ def command(args: argparse.Namespace) -> int:
         print(json.dumps(rows))
         return 0
     for row in rows:
-        beside = "" if row["ours"] is None else "ours is {:.2f} of it ({:.2f} to {:.2f})".format(*row["ours"])
+        times = "" if row["ours"] is None else "ours is {:.2f} of it ({:.2f} to {:.2f})".format(*row["ours"])
         figures = f"KL {row['kl']:.3e}  ties {row['ties']:3}  moved {row['moved']:3}"
-        print(
-            f"{row['program']:30} {row['text']:12} {figures}  perplexity {row['perplexity']:8.4f}  {beside}"
-        )
+        print(f"{row['program']:30} {row['text']:12} {figures}  perplexity {row['perplexity']:8.4f}  {times}")
     return 0
 
 

@@ -142,7 +142,7 @@ class Mixture(_Checked):
         _Checked.__post_init__(self)
         _expect(1 <= self.chosen <= self.experts, "chosen", self.chosen, f"1 to {self.experts} experts")
         is_known = self.is_parallel <= (self.router == "scaled softmax to 1")
-        _expect(is_known, "router", self.router, "scaled softmax to 1 beside an MLP")
+        _expect(is_known, "router", self.router, "scaled softmax to 1, with an MLP")
         is_whole = 1 <= self.open <= self.groups and not self.experts % self.groups
         is_whole = is_whole and (self.groups == 1 or self.groups < self.experts)
         has_enough = is_whole and self.experts // self.groups * self.open >= self.chosen
