@@ -117,9 +117,9 @@ def _widened_product(rows: Tensor, matrix: Packed) -> Tensor:
     return torch.cat(made, dim=1)
 
 
-def multiplied(rows: Tensor, linear: Linear, _is_fine: bool = False, bias: Tensor | None = None) -> Tensor:
+def multiplied(rows: Tensor, linear: Linear, bias: Tensor | None = None) -> Tensor:
     """Float32 rows by a linear layer, whose bias, or the one that is given, is added; none is rounded to
-    levels, finely or not."""
+    levels."""
     bias = linear.bias if bias is None else bias
     given = rows if linear.order is None else rows[:, linear.order]
     made = []

@@ -68,12 +68,14 @@ Matrix = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Linear:
-    """A layer's matrices, one below another; `order`: which of its inputs each of theirs is, int64."""
+    """A layer's matrices, one below another; `order`: which of its inputs each of theirs is, int64. Rows that
+    a packed matrix multiplies are rounded finely where it `is_fine`."""
 
     inputs: int
     matrices: tuple[Matrix, ...]
     bias: Array | None = None
     order: Array | None = None
+    is_fine: bool = False
 
     @property
     def outputs(self) -> int:
@@ -136,6 +138,7 @@ class Shape:
     kind: Literal["linear", "stack", "norm", "router", "normed router", "table", "wide", "rates", "number"]
     parameters: Mapping[str, Parameter]
     width: int = 0
+    is_fine: bool = False
 
     def part(self, values: Mapping[str, Any], eps: float, memory: Memory) -> Part:
         """From values by the ends of names: arrays; of packed ones a tuple of matrices, of experts one for
@@ -143,8 +146,8 @@ class Shape:
         given = values.get(".weight", values.get(""))
         match self.kind:
             case "linear":
-                bias, order = values.get(".bias"), values.get(".order")
-                return Linear(inputs=self.width, matrices=given, bias=bias, order=order)
+                bias, order, is_fine = values.get(".bias"), values.get(".order"), self.is_fine
+                return Linear(inputs=self.width, matrices=given, bias=bias, order=order, is_fine=is_fine)
             case "stack":
                 linears = tuple(Linear(inputs=self.width, matrices=each) for each in given)
                 return Stack(linears=linears, bias=values.get("_bias"))
@@ -170,9 +173,9 @@ class Shape:
                 return float(given.item())
 
 
-def linear_shape(outputs: int, inputs: int, has_bias: bool = False) -> Shape:
+def linear_shape(outputs: int, inputs: int, has_bias: bool = False, is_fine: bool = False) -> Shape:
     bias = {".bias": Parameter((outputs,))} if has_bias else {}
-    return Shape("linear", {".weight": Parameter((outputs, inputs), "matrix"), **bias}, inputs)
+    return Shape("linear", {".weight": Parameter((outputs, inputs), "matrix"), **bias}, inputs, is_fine)
 
 
 def norm_shape(width: int, has_weight: bool = True) -> Shape:
@@ -264,8 +267,8 @@ class LayerShape:
         stem = stem or name
         self.places[name] = self._family.layer_names.get(stem, stem), shape
 
-    def _add_linear(self, name: str, outputs: int, inputs: int) -> None:
-        self._add(name, linear_shape(outputs, inputs, name in self._dense.biases))
+    def _add_linear(self, name: str, outputs: int, inputs: int, is_fine: bool = False) -> None:
+        self._add(name, linear_shape(outputs, inputs, name in self._dense.biases, is_fine))
 
     def _add_norms(self) -> None:
         """Those as wide as rows."""
@@ -284,11 +287,12 @@ class LayerShape:
         spec, dense, width = self._spec, self._dense, self._spec.kv.width
         queries, keys = spec.heads * width, spec.kv.count * width
         if dense.is_joined:
-            self._add_linear("self_attn.qkv_proj", queries + 2 * keys, read)
+            self._add_linear("self_attn.qkv_proj", queries + 2 * keys, read, is_fine=True)
         else:
             self._add_linear("self_attn.q_proj", queries * (1 + dense.is_gated), read)
-            for name in "kv"[: is_own * (1 + dense.has_values)]:
-                self._add_linear(f"self_attn.{name}_proj", keys, read)
+            names = "kv"[: is_own * (1 + dense.has_values)]
+            for name in names:  # the last makes values
+                self._add_linear(f"self_attn.{name}_proj", keys, read, is_fine=name == names[-1])
         self._add_linear("self_attn.o_proj", self._hidden, queries)
         if dense.query_norm:
             sizes = (width, width) if dense.query_norm == "head" else (queries, keys)
@@ -301,7 +305,7 @@ class LayerShape:
 
     def _add_convolution(self, mixer: Convolution) -> None:
         width = self._hidden
-        self._add_linear("conv.in_proj", 3 * width, width)
+        self._add_linear("conv.in_proj", 3 * width, width, is_fine=True)
         self._add_linear("conv.out_proj", width, width)
         self._add("conv.taps", _taps_shape(width, mixer.length), "conv.conv")
         if "conv" in self._dense.biases:
@@ -311,7 +315,7 @@ class LayerShape:
         values, heads = mixer.value_numbers, mixer.heads
         mixed = 2 * mixer.key_numbers + values
         for name, size in {"qkv": mixed, "z": values, "b": heads, "a": heads}.items():
-            self._add_linear(f"linear_attn.in_proj_{name}", size, self._hidden)
+            self._add_linear(f"linear_attn.in_proj_{name}", size, self._hidden, is_fine=name == "qkv")
         self._add_linear("linear_attn.out_proj", self._hidden, values)
         self._add("linear_attn.norm", norm_shape(mixer.value_width))
         self._add("linear_attn.taps", _taps_shape(mixed, mixer.length), "linear_attn.conv1d")

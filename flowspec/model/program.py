@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,7 +78,7 @@ class _Operand(NamedTuple):
     """A matrix as the source reads it: outputs of a linear layer from number `first` on; `prepared`: how it
     is multiplied, and which rows it takes, rounded so many `times`."""
 
-    prepared: tuple[str, int, bool]
+    prepared: tuple[str, int, int, bool]
     kind: int
     weights: int
     inputs: int
@@ -166,7 +166,7 @@ class Rows:
         if norm is not None:
             found = maker.norm(found, norm)
         if linear is not None:
-            (found,) = maker.multiply(found, linear, is_fine=are_logits)
+            (found,) = maker.multiply(found, replace(linear, is_fine=are_logits))
         maker.add("carry", found, kind=KINDS["float32"] if are_logits else how.kind)
         self._room, self._program, self.outputs = room, maker.program(), found.width
         self._call, self._are_logits = Call(between_going=self.outputs), are_logits
@@ -252,11 +252,8 @@ class Maker:
         to = self.register(gates.width)
         return self.add("gate", gates, to, values, how=FUNCTIONS.index(name), **more)
 
-    def multiply(
-        self, source: View, *linears: Linear, to: Sequence[View] = (), is_fine: bool = False
-    ) -> list[View]:
-        """What linear layers make of the same rows, each in a register of its own, or `to` these places; rows
-        that are rounded are rounded twice where that is to be `is_fine`."""
+    def multiply(self, source: View, *linears: Linear, to: Sequence[View] = ()) -> list[View]:
+        """What linear layers make of the same rows, each in a register of its own, or `to` these places."""
         places = [*to] or [self.register(linear.outputs) for linear in linears]
         given = []
         for place, linear in zip(places, linears, strict=True):
@@ -265,7 +262,7 @@ class Maker:
                 own = self.register(order.size)
                 self.add("copy", source, own, weights=self.hold(order), inputs=order.size)
             given += [(own, place, linear.bias, operand) for operand in self._operands(linear)]
-        self._multiply(given, 1 + is_fine)
+        self._multiply(given)
         return places
 
     def multiply_each(self, source: View, stack: Stack) -> View:
@@ -278,7 +275,7 @@ class Maker:
             self._held.append(addresses)
             operand = alike[0]._replace(weights=ctypes.addressof(addresses), experts=len(alike))
             given.append((source, to, stack.bias, operand))
-        self._multiply(given, 1)
+        self._multiply(given)
         return to
 
     def _operands(self, linear: Linear) -> list[_Operand]:
@@ -288,33 +285,33 @@ class Maker:
             if isinstance(matrix, Packed):
                 form = FORMS[matrix.form]
                 is_signed = bool(form.table) or form.bits == 8
-                prepared = "packed", -1 if is_signed else form.offset, form.halves > 1
+                prepared = "packed", 1 + linear.is_fine, -1 if is_signed else form.offset, form.halves > 1
                 kind, weights = form.number, matrix.panels
             else:
                 weights = matrix.weights
                 kind = kind_of(weights.dtype)
-                prepared = "pairs" if kind == KINDS["bfloat16"] else "linear", 0, False
+                prepared = "pairs" if kind == KINDS["bfloat16"] else "linear", 1, 0, False
             shape = linear.inputs, matrix.outputs, first
             found.append(_Operand(prepared, kind, address(weights), *shape))
             first += matrix.outputs
         return found
 
-    def _multiply(self, given: Sequence[tuple[View, View, Array | None, _Operand]], times: int) -> None:
+    def _multiply(self, given: Sequence[tuple[View, View, Array | None, _Operand]]) -> None:
         """Rows, where they come to, with which bias, by what; they are prepared once for all that take them
-        alike, and rounded so many times."""
+        alike."""
         for source, prepared in dict.fromkeys((source, each.prepared) for source, *_, each in given):
             alike = [each for each in given if (each[0], each[3].prepared) == (source, prepared)]
-            first = alike[0][3]
+            first, (name, times, *_) = alike[0][3], prepared
             whole = View(source.register, 0, first.inputs), self._spread * first.inputs
             assert (source, self._widths[source.register]) == whole, "rows are read as they lie"
-            self.add(PREPARED_BY[prepared[0]], source, kind=first.kind, experts=first.experts, how=times)
+            self.add(PREPARED_BY[name], source, kind=first.kind, experts=first.experts, how=times)
             for _, to, bias, each in alike:
                 at = self.hold(bias)
                 at = None if at is None else at + each.first * FLOAT_BYTES
                 shape: dict[str, Any] = {"kind": each.kind, "experts": each.experts, "how": times}
                 shape |= {"outputs": each.outputs, "weights": each.weights}
                 to = View(to.register, to.at + each.first, each.outputs)
-                self.add(prepared[0], source, to, bias=at, **shape)
+                self.add(name, source, to, bias=at, **shape)
                 self._products += self._spread * each.inputs * each.outputs
 
 
@@ -389,9 +386,9 @@ class _LayerMaker(Maker):
         for each in views if self.how.kind != KINDS["float32"] else ():
             self.add("narrow", each, each)
 
-    def _multiplied(self, source: View, *names: str, is_fine: bool = False) -> list[View]:
+    def _multiplied(self, source: View, *names: str) -> list[View]:
         """By linear layers of these names."""
-        return self.multiply(source, *(self._parts[name] for name in names), is_fine=is_fine)
+        return self.multiply(source, *(self._parts[name] for name in names))
 
     # -------------------------------------------------------------------------- attention, and in its place
 
@@ -399,11 +396,11 @@ class _LayerMaker(Maker):
         spec, dense, width = self._spec, self.dense, self._spec.kv.width
         counts = spec.heads, spec.kv.count, spec.kv.count
         if "self_attn.qkv_proj" in self._parts:
-            (joined,) = self._multiplied(rows, "self_attn.qkv_proj", is_fine=True)
+            (joined,) = self._multiplied(rows, "self_attn.qkv_proj")
             found = joined.split(*(count * width for count in counts))
         else:
             names = [f"self_attn.{each}_proj" for each in "qkv"]
-            found = self._multiplied(rows, *(name for name in names if name in self._parts), is_fine=True)
+            found = self._multiplied(rows, *(name for name in names if name in self._parts))
             found += found[1:] * (len(found) == 2)  # keys are values, too
         gates = None
         if dense.is_gated:
@@ -440,7 +437,7 @@ class _LayerMaker(Maker):
         return self._multiplied(attended, "self_attn.o_proj")[0]
 
     def _convolution(self, mixer: Convolution, rows: View) -> View:
-        (joined,) = self._multiplied(rows, "conv.in_proj", is_fine=True)
+        (joined,) = self._multiplied(rows, "conv.in_proj")
         width = joined.width // 3
         first, middle, last = joined.split(width, width, width)
         inputs = self.add("multiply", first, self.register(width), last)
@@ -456,7 +453,7 @@ class _LayerMaker(Maker):
         linears = [self._parts[f"linear_attn.{name}"] for name in names]
         *widths, width = (linear.outputs for linear in linears)
         inputs, gates = self.register(sum(widths)), self.register(width)
-        self.multiply(rows, *linears, to=[*inputs.split(*widths), gates], is_fine=True)
+        self.multiply(rows, *linears, to=[*inputs.split(*widths), gates])
         self.add("hold", inputs)
         normal = self.norm(self._steps(mixer), self._parts["linear_attn.norm"], "weights")
         gated = self.gate("silu", gates, normal)

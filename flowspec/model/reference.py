@@ -45,8 +45,9 @@ ROUTER_BITS = 4
 MISREAD = ("gpt-oss", "gemma4")
 """Architectures of GGUF files of which transformers does not find all: experts, scales of layers."""
 EXPERTS = ".experts."
-FINE = ("q_proj", "k_proj", "v_proj", "qkv_proj", "in_proj", "lm_head")
-"""Modules of transformers' whose rows slices round finely where they are packed."""
+FINE = ("v_proj", "qkv_proj", "in_proj", "in_proj_qkv", "lm_head")
+"""Modules of transformers' whose rows slices round finely where they are packed; with them keys that are
+values, too."""
 INPUTS = "in_proj"
 """How modules are called that make what layers hold in the place of keys and values."""
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj")
@@ -161,7 +162,9 @@ class Reference:
         parts += [part for layer in decoder.layers for part in layer.children() if not _is_norm(part)]
         hooks = [part.register_forward_hook(given_back) for part in parts]
         for name, module in [*decoder.named_modules(), ("lm_head", self.head)]:
-            is_fine = are_levels and name.rpartition(".")[2].startswith(FINE)
+            owner, _, kind = name.rpartition(".")
+            are_values = kind == "k_proj" and getattr(decoder.get_submodule(owner), "v_proj", None) is None
+            is_fine = are_levels and (kind in FINE or are_values)
             is_multiplied = isinstance(module, torch.nn.Linear) and not is_of_router(f"{name}.")
             if is_multiplied and is_gpu:
                 hooks.append(module.register_forward_hook(given_back))
@@ -171,9 +174,9 @@ class Reference:
                 and (is_multiplied or name.endswith(EXPERTS.rstrip(".")))
             ):
                 hooks.append(module.register_forward_pre_hook(multiplied))
-            if name.rpartition(".")[2] in KEYS_AND_VALUES:
+            if kind in KEYS_AND_VALUES:
                 hooks.append(module.register_forward_hook(cached))
-            if name.rpartition(".")[2].startswith(INPUTS):
+            if kind.startswith(INPUTS):
                 hooks.append(module.register_forward_hook(given_back))
             if hasattr(module, "experts"):
                 router = module.gate if hasattr(module, "gate") else module.router

@@ -56,9 +56,9 @@ def layer_of(
 ) -> plain.Layer:
     """`product` is that of plain matrices."""
 
-    def multiply(rows: Array, of: Linear, is_fine: bool = False, bias: Array | None = None) -> Array:
+    def multiply(rows: Array, of: Linear, bias: Array | None = None) -> Array:
         given, bias = rows if of.order is None else rows[:, of.order], of.bias if bias is None else bias
-        made = [_times(given, matrix, product, is_fine) for matrix in of.matrices]
+        made = [_times(given, matrix, product, of.is_fine) for matrix in of.matrices]
         found = namespace(rows).concatenate(made, 1)
         return found if bias is None else found + bias
 

@@ -357,6 +357,21 @@ def test_layers_have_the_parameters_of_transformers(name: str, biases: dict[str,
 
 
 @pytest.mark.parametrize("name", VARIANTS)
+def test_rows_are_rounded_finely_for_values_and_states(name: str) -> None:
+    made = ["self_attn.v_proj", "self_attn.k_proj", "self_attn.qkv_proj", "conv.in_proj"]
+    made += ["linear_attn.in_proj_qkv"]
+    config = config_of_variant(name)
+    spec, family = spec_of(config), FAMILIES[config.model_type]
+    for number, own in enumerate(spec.layers):
+        places = LayerShape(
+            spec=own, family=family, hidden=spec.hidden, is_own=own.source == number, table_rows=1
+        ).places
+        expected = [part for part in made if part in places][:1]
+        assert [part for part, (_, shape) in places.items() if shape.is_fine] == expected
+        assert len(expected) == (own.source == number)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
 def test_position_embeddings_are_those_of_transformers(name: str) -> None:
     """A power may be off by a last place there."""
     config = config_of_variant(name)

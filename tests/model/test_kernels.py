@@ -57,7 +57,7 @@ def test_the_definition_is_frozen() -> None:
     """Answers of a released version depend on it: with other bits an answer that was recorded could not be
     computed again, and a device of another version would break one that others have begun."""
     found = hashlib.sha256(cases.GOLDEN.read_bytes()).hexdigest()
-    assert found == "be28f46aa28a78b9c0d04a79260c8488eb827b310a4df528f275cfb541806529"
+    assert found == "9f01271a190f48426a62c684d589604236d7435eec83054796145f0b8acc7f06"
 
 
 @pytest.mark.arm

@@ -32,7 +32,7 @@ from flowspec.core.protocol.cluster_messages import (
 from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
 
-PROTOCOL_VERSION = 24
+PROTOCOL_VERSION = 25
 """Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
 
 

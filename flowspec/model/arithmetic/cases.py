@@ -56,6 +56,7 @@ MIXTURES: tuple[dict[str, Any], ...] = (
     {"has_shared": True, "groups": 2},
 )
 """What is otherwise where experts are chosen in each way."""
+FINE = ("qkv_proj", "v_proj", "in_proj", "in_proj_qkv")
 Size = int | tuple[int, int] | list[int]
 """The width of a norm, the inputs and outputs of a linear layer, or the shape of numbers in float32."""
 
@@ -235,16 +236,16 @@ class Case:
             self._add("", pre_feedforward_layernorm_2=hidden, post_feedforward_layernorm_2=hidden)
 
     def _add(self, stem: str, **sizes: Size) -> None:
-        self.parts |= {stem + name: self._part(size) for name, size in sizes.items()}
+        self.parts |= {stem + name: self._part(size, name in FINE) for name, size in sizes.items()}
 
-    def _part(self, size: Size) -> Any:
+    def _part(self, size: Size, is_fine: bool = False) -> Any:
         if isinstance(size, list):
             return self._source.numbers("float32", *size)
         if isinstance(size, int):
             return NormPart(weights=self._source.numbers("float32", size), eps=1e-6)
         inputs, outputs = size
         matrix, bias = self._matrix(*size), self._source.numbers("float32", outputs)
-        return Linear(inputs=inputs, matrices=(matrix,), bias=bias)
+        return Linear(inputs=inputs, matrices=(matrix,), bias=bias, is_fine=is_fine)
 
     def _matrix(self, inputs: int, outputs: int) -> Matrix:
         return self._source.matrix(self._matrices, self.kind, inputs, outputs)

@@ -435,10 +435,10 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """What a layer computes, of `parts` as `parts.py` has them. `multiply`: rows by a linear layer, whether
-    they are rounded finely where they meet what is packed, and a bias in the place of its own where one is
-    given. `ops`: this module, or what has its functions. `is_source`: later layers attend to its keys and
-    values, which then have the dtype of hidden states wherever the model is cut."""
+    """What a layer computes, of `parts` as `parts.py` has them. `multiply`: rows by a linear layer, with a
+    bias in the place of its own where one is given. `ops`: this module, or what has its functions.
+    `is_source`: later layers attend to its keys and values, which then have the dtype of hidden states
+    wherever the model is cut."""
 
     spec: LayerSpec
     parts: Mapping[str, Any]
@@ -494,23 +494,23 @@ class Layer:
             return x
         return self.ops.norm(x, self.parts[name].weights, self.parts[name].eps, how or self.how)
 
-    def _product(self, x: Array, name: str, expert: int | None = None, *, is_fine: bool = False) -> Array:
+    def _product(self, x: Array, name: str, expert: int | None = None) -> Array:
         part = self.parts[name]
         if expert is None:
-            return self.multiply(x, part, is_fine)
-        return self.multiply(x, part.linears[expert], False, None if part.bias is None else part.bias[expert])
+            return self.multiply(x, part)
+        return self.multiply(x, part.linears[expert], None if part.bias is None else part.bias[expert])
 
     def _attention(self, x: Array, rows: Rows, dtype: Any) -> Array:
         """Queries, keys and values are three products or one, or queries alone where the layer attends to
         another's."""
         dense, own, width, gates = self.dense, "self_attn.", self.spec.kv.width, None
         if f"{own}qkv_proj" in self.parts:
-            joined, first = self._product(x, f"{own}qkv_proj", is_fine=True), self.spec.heads * width
+            joined, first = self._product(x, f"{own}qkv_proj"), self.spec.heads * width
             second = first + self.spec.kv.count * width
             found = [joined[:, :first], joined[:, first:second], joined[:, second:]]
         else:
             names = [f"{own}{each}_proj" for each in "qkv" if f"{own}{each}_proj" in self.parts]
-            found = [self._product(x, name, is_fine=True) for name in names]
+            found = [self._product(x, name) for name in names]
             found += found[1:] * (len(found) == 2)  # keys are values, too
         if dense.is_gated:
             both = found[0].reshape(len(x), -1, 2, width)
@@ -536,7 +536,7 @@ class Layer:
 
     def _short_convolution(self, x: Array, rows: Rows) -> Array:
         """What a layer of LFM2 does that does not attend: `[rows, hidden]`."""
-        joined, width = self._product(x, "conv.in_proj", is_fine=True), x.shape[1]
+        joined, width = self._product(x, "conv.in_proj"), x.shape[1]
         inputs = joined[:, :width] * joined[:, 2 * width :]
         found = rows.convolve(inputs, self.parts["conv.taps"], self.parts.get("conv.bias"))
         return self._product(joined[:, width : 2 * width] * found, "conv.out_proj")
@@ -544,11 +544,11 @@ class Layer:
     def _linear_attention(self, mixer: DeltaRule, x: Array, rows: Rows) -> Array:
         """What a layer of Qwen3.5 does that does not attend: `[rows, hidden]`."""
         own, parts = "linear_attn.", self.parts
-        products = [self._product(x, f"{own}in_proj_{each}", is_fine=True) for each in ("qkv", "b", "a")]
+        products = [self._product(x, f"{own}in_proj_{each}") for each in ("qkv", "b", "a")]
         inputs = namespace(x).concatenate(products, 1)
         read = rows.sum_up(inputs, mixer, parts[f"{own}taps"], parts[f"{own}rates"])
         normed = self._normed(read, f"{own}norm", "weights")
-        gates = self._product(x, f"{own}in_proj_z", is_fine=True).reshape(normed.shape)
+        gates = self._product(x, f"{own}in_proj_z").reshape(normed.shape)
         found = self.ops.gated(gates, normed, "silu")
         return self._product(found.reshape(len(x), -1), f"{own}out_proj")
 

@@ -26,7 +26,7 @@ from flowspec.core.protocol.messages import SAMPLING_FIELDS, Grammar, Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, first_line
 
-FORMAT = 5
+FORMAT = 6
 """Also raised when another version would draw other tokens from the same seed.
 
 Lines of format 1 had no checksums; format 2 had no arithmetic, format 3 no `cache`.

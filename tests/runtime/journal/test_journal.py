@@ -171,7 +171,7 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
     [
         (b"[]\n", 1, "an object"),
         (b"\xff\n", 1, "codec"),
-        (EARLIER, 0, "journal of format 1, expected 5"),
+        (EARLIER, 0, "journal of format 1, expected 6"),
         (seal(HEAD).replace(b"chat", b"chit"), 1, "checksum"),
         (seal({**HEAD, "dtype": "float33"}), 1, "dtype"),
         (seal(HEAD, tokens_row([1])), 2, "a question"),
