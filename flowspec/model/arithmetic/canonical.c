@@ -1135,24 +1135,42 @@ INLINE int64_t portion_of(int64_t r, int64_t rows, int *count) {
     return first;
 }
 
+typedef int32_t __attribute__((may_alias)) Bits;
+
 /* Rounds up to GROUP numbers to levels, 0 for those that are not there; returns the step between levels. `finer`,
- * if given, gets levels of what is left, whose step is smaller by FINER halvings. A group that has what is no
- * number, or is infinite, gets a step that is no number. */
-INLINE float round_group(const float *x, int64_t count, int8_t *levels, int8_t *finer) {
-    float numbers[GROUP] = {0}, peak;
-    memcpy(numbers, x, sizeof(float) * count);
-    int32_t sizes[GROUP], most = 0;
-    memcpy(sizes, numbers, sizeof sizes);
+ * if given, gets levels of what is left, whose step is smaller by FINER halvings; `sums`, if given, those of levels
+ * and of finer ones, half by half. A group that has what is no number, or is infinite, gets a step that is no
+ * number. */
+INLINE float round_group(const float *x, int64_t count, int8_t *levels, int8_t *finer, int32_t sums[2][2]) {
+    float filled[GROUP], peak;
+    const float *numbers = x;
+    if (count < GROUP) {
+        memset(filled, 0, sizeof filled);
+        numbers = memcpy(filled, x, sizeof(float) * count);
+    }
+    const Bits *bits = (const Bits *)numbers;
+    int32_t most = 0;
     for (int i = 0; i < GROUP; i++) /* sizes are ordered as their bits are, and what is no number above all */
-        most = (sizes[i] & 0x7fffffff) > most ? sizes[i] & 0x7fffffff : most;
+        most = (bits[i] & 0x7fffffff) > most ? bits[i] & 0x7fffffff : most;
     memcpy(&peak, &most, 4);
     int is_number = peak > PEAK_LEAST && peak < INFINITY;
     float factor = is_number ? LEVEL_MOST / peak : 0.0f;
-    for (int i = 0; i < GROUP; i++) { /* to even, as `exponential` does */
-        float number = is_number ? numbers[i] * factor : 0.0f, level = (number + 12582912.0f) - 12582912.0f;
-        levels[i] = (int8_t)level;
-        if (finer != NULL)
-            finer[i] = (int8_t)(((number - level) * (1 << FINER) + 12582912.0f) - 12582912.0f);
+    for (int half = 0; half < 2; half++) {
+        int32_t sum = 0, finer_sum = 0;
+        for (int i = half * (GROUP / 2); i < (half + 1) * (GROUP / 2); i++) { /* to even, as `exponential` does */
+            float number = is_number ? numbers[i] * factor : 0.0f, level = (number + 12582912.0f) - 12582912.0f,
+                  left = ((number - level) * (1 << FINER) + 12582912.0f) - 12582912.0f;
+            levels[i] = (int8_t)level;
+            sum += (int32_t)level;
+            if (finer != NULL) {
+                finer[i] = (int8_t)left;
+                finer_sum += (int32_t)left;
+            }
+        }
+        if (sums != NULL) {
+            sums[0][half] = sum;
+            sums[1][half] = finer_sum;
+        }
     }
     return is_number ? peak / LEVEL_MOST : peak <= PEAK_LEAST ? 0.0f : NAN;
 }
@@ -1162,16 +1180,13 @@ INLINE void round_groups(const float *x, int64_t in, int64_t groups, int32_t off
                          Rounded *to, int stride) {
     for (int64_t g = 0; g < groups; g++, to += stride) {
         const int64_t count = in - g * GROUP < GROUP ? in - g * GROUP : GROUP;
-        const float step = round_group(x + g * GROUP, count, to->levels, times == 2 ? to[1].levels : NULL);
-        int32_t whole = 0;
+        int32_t sums[2][2], whole = 0;
+        const float step = round_group(x + g * GROUP, count, to->levels, times == 2 ? to[1].levels : NULL, sums);
         for (int t = 0; t < times; t++) {
-            int32_t sums[2] = {0};
-            for (int half = 0; half < 2; half++)
-                for (int i = 0; i < GROUP / 2; i++)
-                    sums[half] += to[t].levels[half * (GROUP / 2) + i];
-            to[t].starts[0] = -offset * (has_halves ? sums[0] : sums[0] + sums[1]);
-            to[t].starts[1] = -offset * sums[1];
-            whole = whole * (1 << FINER) + sums[0] + sums[1];
+            const int32_t sum = sums[t][0] + sums[t][1];
+            to[t].starts[0] = -offset * (has_halves ? sums[t][0] : sum);
+            to[t].starts[1] = -offset * sums[t][1];
+            whole = whole * (1 << FINER) + sum;
         }
         to->step = times == 2 ? step * (1.0f / (1 << FINER)) : step;
         to->moment = to->step * (float)whole;
@@ -1569,7 +1584,7 @@ void flowspec_levels(const float *x, int64_t rows, int64_t width, int8_t *levels
         for (int64_t from = 0; from < width; from += GROUP) {
             int64_t at = r * width + from, count = width - from < GROUP ? width - from : GROUP;
             int8_t found[GROUP];
-            *steps++ = round_group(x + at, count, found, NULL);
+            *steps++ = round_group(x + at, count, found, NULL, NULL);
             memcpy(levels + at, found, count);
         }
 }
@@ -1595,7 +1610,7 @@ INLINE void store_group(const Stored *a, const float *numbers, int64_t count, in
     int64_t key = (block * a->width + d) * LANES + slot % LANES;
     int64_t value = (head * a->slots + slot) * a->value_width + d;
     if (a->cache_kind == LEVELS8) {
-        float step = round_group(numbers, count, levels, NULL);
+        float step = round_group(numbers, count, levels, NULL, NULL);
         if (is_key)
             narrow_one(a->key_steps, (block * groups + d / GROUP) * LANES + slot % LANES, FLOAT16, step);
         else
