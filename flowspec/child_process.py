@@ -58,13 +58,15 @@ def words(child: subprocess.Popen[bytes], left_s: Callable[[], float]) -> Iterat
                     yield from [word] if isinstance(word, dict) else []
 
 
+NOT_OF_THIS_PROCESSOR = "ran an instruction that this processor does not have"
+
+
 def ending(status: int, errors: IO[bytes] | None = None) -> str:
     """How a process ended, with its last line of `errors` where it failed by itself."""
     if status < 0:
         number = signal.Signals(-status)
-        known = "ran an instruction that this processor does not have"
         killed = ", as where memory runs out" if number is signal.SIGKILL else ""
-        return known if number is signal.SIGILL else f"ended by {number.name}{killed}"
+        return NOT_OF_THIS_PROCESSOR if number is signal.SIGILL else f"ended by {number.name}{killed}"
     lines: list[str] = []
     if status and errors is not None:
         errors.seek(0)

@@ -1,25 +1,54 @@
-"""Packages that not everybody needs, and how to get them.
-
-From a checkout that is the launcher, with the versions that are locked. Elsewhere it is the packages
-themselves: an extra of the name `flowspec` would be asked of PyPI, where it is not ours.
-"""
+"""Parts of FlowSpec that not every machine needs: packages by extra, as in `setup.cfg`; how to get them."""
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
+from types import ModuleType
+
+from flowspec.errors import InputError
 
 EXTRAS = {
-    "discovery": ("zeroconf",),
+    "head": (
+        *("huggingface_hub", "jinja2", "prompt_toolkit", "rich", "shtab"),
+        *("tokenizers", "transformers"),
+    ),
+    "serve": ("h11", "prometheus_client", "starlette", "uvicorn"),
+    "gpu": ("torch",),
     "grammars": ("llguidance",),
     "plots": ("matplotlib",),
-    "serve": ("h11", "llguidance", "prometheus_client", "starlette", "uvicorn"),
+    "discovery": ("zeroconf",),
 }
-"""As in `setup.cfg`."""
+"""Modules by the extra that brings them; a package has its module's name."""
 ROOT = Path(__file__).resolve().parents[1]
+
+
+class MissingPartError(InputError):
+    """A module of an extra is not installed."""
+
+    def __init__(self, module: str, extra: str) -> None:
+        super().__init__(f"{module} is not installed; it is of the extra {extra}: {how_to_get(extra)}")
 
 
 def how_to_get(extra: str) -> str:
     """What to run for the packages of an extra."""
     if (ROOT / "launch" / "install").is_file():
         return f"run launch/install {extra}"
-    return f"run pip install {' '.join(EXTRAS[extra])}"
+    return f"run pip install 'flowspec[{extra}]'"
+
+
+def missing_part(error: ModuleNotFoundError) -> MissingPartError | None:
+    """What to say of an import that failed, if the module is one of an extra."""
+    module = (error.name or "").partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
+    return None if extra is None else MissingPartError(module, extra)
+
+
+def imported(name: str) -> ModuleType:
+    """A module of an extra. Raises `MissingPartError` where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (missing := missing_part(error)) is None:
+            raise
+        raise missing from None

@@ -19,8 +19,8 @@ LAYERS = (
     "watch",
     "draft model plan wire",
     "core",
-    "checking memory_claims",
-    "tree noise errors interruption host_memory folders child_process demo extras plain_json repeats version "
+    "checking extras memory_claims",
+    "tree noise errors interruption host_memory folders child_process demo plain_json repeats version "
     "rounding",
 )
 PACKAGE = "<package>"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import importlib
 import io
 import json
@@ -24,6 +25,7 @@ from flowspec.cli import examples
 from flowspec.cli.parser import HELP_ALL, HelpAll, Parser, Rare
 from flowspec.cli.terminal import LogHandler, note
 from flowspec.errors import FlowSpecError, InputError, meant
+from flowspec.extras import missing_part
 from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
 from flowspec.version import __version__
@@ -100,7 +102,8 @@ def build_parser(picked: Collection[str] | None = None) -> Parser:
 def load(argv: Sequence[str]) -> None:
     """Imports what the command that a command line names is made of."""
     for picked in _picked(argv):
-        _module(picked)
+        with contextlib.suppress(ModuleNotFoundError):  # it is said when the command runs
+            _module(picked)
 
 
 def _picked(argv: Sequence[str]) -> list[str]:
@@ -175,7 +178,16 @@ def start_logging(args: argparse.Namespace) -> None:
 
 def run(argv: Sequence[str]) -> int:
     """Runs one command; returns its exit status. Raises `OSError` where its output cannot be written."""
-    args = _parsed(argv)
+    try:
+        return _run(_parsed(argv), argv)
+    except ModuleNotFoundError as error:
+        if (missing := missing_part(error)) is None:
+            raise
+        note(f"flowspec {' '.join(_picked(argv))}: {missing}")
+        return missing.exit_status
+
+
+def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     args.words = list(argv)
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(

@@ -29,7 +29,6 @@ from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.draft.kinds import FALLBACK, SHARING
 from flowspec.errors import FlowSpecError, InputError
-from flowspec.extras import how_to_get
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX
 from flowspec.model.files import BUNDLED, TOY_TOLD
@@ -149,23 +148,16 @@ def check_sharing(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        from starlette.routing import BaseRoute
+    from starlette.routing import BaseRoute
 
-        from flowspec.serve.app import AccessRules
-        from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, read_keys
-        from flowspec.serve.live import live_routes
-        from flowspec.serve.loading import Loading, loading_server
-        from flowspec.serve.page import PATHS, page_routes
-        from flowspec.serve.server import Stop, bind, serve, url_of
-        from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions, name_of
-        from flowspec.serve.totals import Totals
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.split(".")[0] == "flowspec":
-            raise
-        raise InputError(
-            f"flowspec serve needs packages that are not installed ({error.name}): {how_to_get('serve')}"
-        ) from None
+    from flowspec.serve.app import AccessRules
+    from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, read_keys
+    from flowspec.serve.live import live_routes
+    from flowspec.serve.loading import Loading, loading_server
+    from flowspec.serve.page import PATHS, page_routes
+    from flowspec.serve.server import Stop, bind, serve, url_of
+    from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions, name_of
+    from flowspec.serve.totals import Totals
 
     for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):
         if given > most:

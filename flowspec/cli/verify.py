@@ -210,15 +210,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _faithfulness() -> ModuleType:
     """`flowspec.bench.faithfulness`, which imports torch: it is to come before transformers, which else does
-    without it. Raises `InputError` where there is none."""
-    try:
-        from flowspec.bench import faithfulness
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise InputError(
-            "verify also computes the model with transformers, which needs torch; run pip install torch"
-        ) from None
+    without it."""
+    from flowspec.bench import faithfulness
+
     return faithfulness
 
 

@@ -14,11 +14,11 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-
-import huggingface_hub  # of which a name is loaded when it is used
+from typing import Any
 
 from flowspec.core.protocol.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError, first_line
+from flowspec.extras import imported
 from flowspec.model.gguf.names import is_gguf, parts_of
 
 CHECKPOINT = "checkpoint"
@@ -34,20 +34,24 @@ _HEADER_BYTES = (1 << 23, 1 << 25, 1 << 27)
 # ------------------------------------------------------------------------------------------------ files
 
 
+def _hub() -> Any:
+    """Its own package, of which a name is loaded when it is used."""
+    return imported("huggingface_hub")
+
+
 def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
     """The local path of a file of `owner/name`; None where the hub, or offline the cache of the model, has no
     such file.
 
     Raises `InputError` when nothing of the model is cached and it cannot be, or may not be, fetched.
     """
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
+    errors = imported("huggingface_hub.errors")
     try:
         if may_fetch and not is_fetched(repository) and not _answers(repository, name):
-            raise LocalEntryNotFoundError(name)
-        return Path(huggingface_hub.hf_hub_download(repository, name, local_files_only=not may_fetch))
-    except LocalEntryNotFoundError:
-        is_offline = huggingface_hub.is_offline_mode()
+            raise errors.LocalEntryNotFoundError(name)
+        return Path(_hub().hf_hub_download(repository, name, local_files_only=not may_fetch))
+    except errors.LocalEntryNotFoundError:
+        is_offline = _hub().is_offline_mode()
         has_some = cached(repository, "config.json") is not None
         if (is_offline or not may_fetch) and has_some:
             return None  # the cache has the model and not this file: most models lack some
@@ -61,7 +65,7 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
             f"{name} of {repository!r} is not in the Hugging Face cache, and {why}, or give a model folder "
             "or a GGUF file"
         ) from None
-    except EntryNotFoundError:
+    except errors.EntryNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise InputError(f"cannot get {name} of {repository!r} from the hub: {first_line(error)}") from None
@@ -70,7 +74,7 @@ def hub_file(repository: str, name: str, *, may_fetch: bool) -> Path | None:
 def _answers(repository: str, name: str) -> bool:
     """Whether the hub can be reached. A download tries for half a minute before it says that it cannot."""
     try:
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, name))
+        _hub().get_hf_file_metadata(_hub().hf_hub_url(repository, name))
     except (OSError, ValueError):
         return True  # a download says what is wrong
     except Exception:  # noqa: BLE001 - of an HTTP library whose name changes with its versions
@@ -80,19 +84,17 @@ def _answers(repository: str, name: str) -> bool:
 
 def hub_cache() -> Path:
     """The folder of the hub's cache; it need not exist yet."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
+    return Path(imported("huggingface_hub.constants").HF_HUB_CACHE)
 
 
 def is_fetched(repository: str) -> bool:
     """Whether the cache has something of `owner/name`, or all there is to use is what it has."""
-    return huggingface_hub.is_offline_mode() or bool(cached_sizes(repository))
+    return _hub().is_offline_mode() or bool(cached_sizes(repository))
 
 
 def cached(repository: str, name: str) -> Path | None:
     """A file of `owner/name` that is in the hub's cache here."""
-    found = huggingface_hub.try_to_load_from_cache(repository, name)
+    found = _hub().try_to_load_from_cache(repository, name)
     return Path(found) if isinstance(found, str) else None
 
 
@@ -109,11 +111,10 @@ def cached_sizes(repository: str) -> dict[str, int]:
 
 def hub_sizes(repository: str) -> dict[str, int]:
     """The files of `owner/name` on the hub and their bytes. Raises `InputError` where it cannot tell."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
+    errors = imported("huggingface_hub.errors")
     try:
-        told = huggingface_hub.HfApi().model_info(repository, files_metadata=True).siblings or []
-    except RepositoryNotFoundError:  # also of one that needs a token
+        told = _hub().HfApi().model_info(repository, files_metadata=True).siblings or []
+    except errors.RepositoryNotFoundError:  # also of one that needs a token
         raise InputError(
             f"there is no model {repository!r} on the hub, or it is for those whom its owner lets in: ask "
             "there, and set HF_TOKEN"
@@ -194,14 +195,13 @@ def write_headers(repository: str, choice: Choice, folder: Path) -> Iterator[Pat
     """The first file of a GGUF choice, with the others beside it: as long as they are on the hub, of which
     only the beginning is there, enough to read what the model is; again with more of it for whom it was not.
     """
-    from huggingface_hub.utils import build_hf_headers, get_session
-
+    utils = imported("huggingface_hub.utils")
     for header_bytes in _HEADER_BYTES:
         for name, size in choice.sizes.items():
-            headers = {**build_hf_headers(), "Range": f"bytes=0-{header_bytes - 1}"}
+            headers = {**utils.build_hf_headers(), "Range": f"bytes=0-{header_bytes - 1}"}
             try:
-                url = huggingface_hub.hf_hub_url(repository, name)
-                answer = get_session().get(url, headers=headers)
+                url = _hub().hf_hub_url(repository, name)
+                answer = utils.get_session().get(url, headers=headers)
                 answer.raise_for_status()
             except Exception as error:  # noqa: BLE001 - as above
                 text = f"cannot read {name} of {repository!r} on the hub: {first_line(error)}"

@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import Any, ClassVar
 
+from flowspec.extras import missing_part
 from flowspec.model.accelerator import has_driver
 
 
@@ -26,10 +27,12 @@ class _Importing:
             sys.modules["torch"] = None  # type: ignore[assignment]
             os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
 
-    def __exit__(self, *_unused: Any) -> None:
+    def __exit__(self, _kind: Any, error: BaseException | None, _trace: Any) -> None:
         if self._hides.pop():
             del sys.modules["torch"]
         self._lock.release()
+        if isinstance(error, ModuleNotFoundError) and (missing := missing_part(error)):
+            raise missing from None
 
 
 IMPORTING = _Importing()

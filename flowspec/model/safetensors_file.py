@@ -55,6 +55,20 @@ def read_header(path: Path) -> dict[str, Extent]:
     return found
 
 
+def content_of(tensors: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """A file of numpy's arrays, as the format has them: https://huggingface.co/docs/safetensors."""
+    names = {dtype: name for name, dtype in DTYPES.items() if not name.startswith(("BF", "F8"))}
+    header: dict[str, Any] = {}
+    parts, end = [], 0
+    for name, x in tensors.items():
+        begin, end = end, end + x.nbytes
+        header[name] = {"dtype": names[x.dtype], "shape": x.shape, "data_offsets": (begin, end)}
+        parts.append(np.ascontiguousarray(x).tobytes())
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % 8)  # so that numbers are aligned
+    return b"".join((len(told).to_bytes(8, "little"), told, *parts))
+
+
 def _extent(path: Path, start: int, entry: Any) -> Extent:
     """Raises `ValueError` and others for what describes no tensor."""
     dtype, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]

@@ -26,7 +26,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flowspec.child_process import ending, python_module, words
+from flowspec.child_process import NOT_OF_THIS_PROCESSOR, ending, python_module, words
 from flowspec.core.protocol.precision import FILED, is_packed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
@@ -118,8 +118,8 @@ def prepare() -> tuple[Verdict, str]:
     if _library is not None and compiled.library() is not None:
         return _library
     faults: list[str] = []
-    for level in build.levels():
-        path = build.build(level, functools.partial(_look.get(), COMPILING))
+    for built_for, path_of in build.libraries(functools.partial(_look.get(), COMPILING)):
+        path = path_of()
         verdict = _verdict(path.stem, [*CHILD, str(path)])
         if not verdict.fault:
             compiled.use(compiled.Library(path))
@@ -127,7 +127,8 @@ def prepare() -> tuple[Verdict, str]:
             if faults:
                 log.warning("%s may be slow, for %s", processor(), _library[1])
             return _library
-        faults.append(f"kernels that were compiled with {' '.join(level)}: {verdict.fault}")
+        if path.parent != build.WHEEL_FOLDER or verdict.fault != NOT_OF_THIS_PROCESSOR:
+            faults.append(f"kernels that were compiled with {built_for}: {verdict.fault}")
     raise NoRightKernelError(
         f"FlowSpec's kernels do not run right on {processor()}: {'; '.join(faults)}; install another gcc or "
         "clang, and try again"

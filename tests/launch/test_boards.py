@@ -163,30 +163,15 @@ def test_each_device_gets_its_own_key_and_the_list(boards: Boards) -> None:
         assert boards.run("stop")[:2] == (0, [f"jetson: {told}", f"pi: {told}"])
 
 
-def test_a_device_that_is_gone_fails_alone_and_a_torch_that_is_there_is_kept_unless_it_is_too_old(
-    boards: Boards,
-) -> None:
-    boards.write({"gone": "gone", "jetson": "jetson", "old": "old"})
+def test_a_device_that_is_gone_fails_alone_and_others_get_a_stage_without_torch(boards: Boards) -> None:
+    boards.write({"gone": "gone", "it": "it"})
     gone = "gone: FAILED: cannot log in to gone: ssh: connect to host gone port 22: No route to host"
     lacks = "FAILED: FlowSpec is not installed here; run launch/boards install first"
-    assert boards.run("start") == (1, [gone, f"jetson: {lacks}", f"old: {lacks}"], "")
-    for name, version in (("jetson", "2.8.0"), ("old", "2.5.1")):
-        (boards.homes / name / "torch").write_text(f"{version}\n")
-    assert boards.run("install") == (
-        1,
-        [
-            gone,
-            "jetson: installed FlowSpec 0.1.0",
-            "old: FAILED: launch/packages: expected torch 2.7 or newer in the environment, got 2.5.1; "
-            "install another there",
-        ],
-        "",
-    )
-    home = boards.homes / "jetson"
-    assert "torch==" not in (home / "pip").read_text()  # only what goes with it is installed
-    versions = (home / "flowspec/venv/flowspec-constraints.txt").read_text().splitlines()
-    assert "torch==2.8.0" in versions
-    assert any(line.startswith("transformers==") for line in versions)
+    assert boards.run("start") == (1, [gone, f"it: {lacks}"], "")
+    assert boards.run("install") == (1, [gone, "it: installed FlowSpec 0.1.0"], "")
+    home = boards.homes / "it"
+    (installed,) = (home / "pip").read_text().splitlines()
+    assert installed.endswith("/source[discovery,grammars]")
     assert not (home / "flowspec/source.new").exists()
 
 

@@ -37,7 +37,7 @@ def test_each_requirement_has_a_version_that_it_allows(name: str) -> None:
         if name not in ("x86_64", "lowest"):
             cuda = ("nvidia-", "cuda-", "triton")
             assert [each for each in versions if each.startswith(cuda)] == [], "boards download no CUDA"
-        for package, requirement in lock.requirements(platform.extras).items():
+        for package, requirement in lock.requirements(*platform.extras).items():
             if "python_version" in requirement and python != "3.10":
                 continue
             if package == "torch" and platform.torches:

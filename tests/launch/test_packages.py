@@ -77,7 +77,7 @@ class Machine:
         program(folder / "bin/python3", PYTHON.replace("REAL", sys.executable))
         program(
             folder / "launch/go",
-            '#!/bin/bash\nset -euo pipefail\n. "$(dirname "$0")/environment" serve\necho went on\n',
+            '#!/bin/bash\nset -euo pipefail\n. "$(dirname "$0")/environment" "${EXTRAS-all}"\necho went on\n',
         )
         self.environment = {
             **{
@@ -115,7 +115,7 @@ def test_a_board_gets_what_its_file_pins_once(tmp_path: Path) -> None:
     assert made == f"-m venv {tmp_path}/.venv", "made again"
     versions = tmp_path / ".venv/flowspec-constraints.txt"
     asked = "-m pip install --quiet --disable-pip-version-check"
-    assert installed == f"{asked} -c {versions} setuptools -e {tmp_path}[serve]"
+    assert installed == f"{asked} -c {versions} setuptools -e {tmp_path}[all]"
     assert versions.read_text() == (ROOT / "constraints/aarch64.txt").read_text()
     assert (tmp_path / ".venv/flowspec-torch").read_text() == "2.9.1"
     (tmp_path / "no-pip").unlink()
@@ -135,12 +135,12 @@ def test_a_pc_gets_torch_from_the_index_for_cpus_or_is_told_and_another_with_a_g
     torch, others = pc.asked()
     index = "--index-url https://download.pytorch.org/whl/cpu"
     assert torch.endswith(f" --no-deps --retries 1 --timeout 15 {index} torch==2.13.0+cpu")
-    assert others.endswith(f"-e {tmp_path}[serve]")
+    assert others.endswith(f"-e {tmp_path}[all]")
     program(tmp_path / "launch/platform", "#!/bin/sh\necho x86_64 cuda\n")
     assert pc.go() == (0, [])
     removed, installed = pc.asked()
     assert removed == "-m pip uninstall --quiet --yes torch"
-    assert installed.endswith(f"-e {tmp_path}[serve]")
+    assert installed.endswith(f"-e {tmp_path}[all]")
     assert pc.go() == (0, [])
     assert pc.asked() == []
 
@@ -165,6 +165,28 @@ def test_a_jetson_keeps_its_torch_if_it_sees_the_gpu(tmp_path: Path) -> None:
     versions = (tmp_path / ".venv/flowspec-constraints.txt").read_text().splitlines()
     assert {"torch==2.8.0", "numpy==1.26.4"} <= set(versions)
     assert len(jetson.asked()) == 1
+
+
+def test_torch_comes_with_the_extras_that_need_it_and_where_there_is_a_gpu(tmp_path: Path) -> None:
+    for platform, extras, named in (
+        ("aarch64 cpu", "", ""),
+        ("x86_64 cpu", "head,serve", "[head,serve]"),
+        ("x86_64 cuda", "", "[gpu]"),
+        ("x86_64 cuda", "head", "[head,gpu]"),
+        ("x86_64 cuda", "serve,gpu", "[serve,gpu]"),
+    ):
+        machine = Machine(tmp_path / f"{platform} {extras}", platform)
+        assert machine.go(EXTRAS=extras) == (0, [])
+        *_, installed = machine.asked()
+        assert installed.endswith(f" -e {machine.folder}{named}")
+        assert (machine.folder / ".venv/flowspec-torch").exists() == ("gpu" in named)
+
+
+def test_a_head_is_installed_where_nothing_else_is_named(tmp_path: Path) -> None:
+    for words, named in (([], "[head]"), (["stage"], ""), (["discovery", "stage"], "[discovery]")):
+        machine = Machine(tmp_path / "-".join(["it", *words]), "aarch64 cpu")
+        ran([machine.folder / "launch/install", *words], machine.environment)
+        assert machine.asked()[1].endswith(f" -e {machine.folder}{named}")
 
 
 def in_terminal(machine: Machine, until: str) -> tuple[int, str]:
@@ -221,10 +243,10 @@ def test_a_copy_is_installed_where_it_is_asked_for(tmp_path: Path) -> None:
     machine = Machine(tmp_path, "aarch64 cpu")
     place, versions = tmp_path / "opt", ROOT / "constraints/aarch64.txt"
     program(place / "bin/python", PYTHON.replace("REAL", sys.executable))
-    command = [tmp_path / "launch/packages", "--copy", place, versions, "aarch64 cpu", "serve"]
+    command = [tmp_path / "launch/packages", "--copy", place, versions, "aarch64 cpu", "all"]
     subprocess.run(command, env=machine.environment, timeout=60, check=True)
     (installed,) = machine.asked()
-    assert installed.endswith(f"-c {place}/flowspec-constraints.txt setuptools {tmp_path}[serve]")
+    assert installed.endswith(f"-c {place}/flowspec-constraints.txt setuptools {tmp_path}[all]")
 
 
 def test_the_image_gets_all_that_an_installation_copies() -> None:

@@ -7,6 +7,8 @@ import ctypes
 import hashlib
 import json
 import os
+import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -253,3 +255,59 @@ def test_without_a_compiler_or_room_nothing_is_built(
             build.build()
     finally:
         build._compiler.cache_clear()
+
+
+# -------------------------------------------------------------------------------------- what a wheel brings
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Libraries as in a wheel, for a level that this processor lacks and for one that it has."""
+    folder, name = tmp_path / "built", "canonical-hash.so"
+    monkeypatch.setattr(build, "WHEEL_FOLDER", folder)
+    monkeypatch.setattr(build, "WHEEL", {platform.machine(): {"best": (), "least": ()}})
+    monkeypatch.delenv("FLOWSPEC_CFLAGS", raising=False)
+    monkeypatch.setattr(trials, "_library", None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder.mkdir()
+    for level, made in (("best", shim("__builtin_trap();", tmp_path)), ("least", RIGHT)):
+        shutil.copy(made, folder / name)
+        (folder / name).rename(folder / f"{level}-{build._hash(folder / name)}.so")
+    return folder
+
+
+def test_the_best_library_of_a_wheel_that_runs_here_is_used_without_a_compiler(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(build, "levels", lambda: pytest.fail("nothing is compiled"))
+    assert prepare()[1] == ""
+    library = compiled.library()
+    assert library is not None
+    assert library.path.parent == wheel
+    assert library.path.name.startswith("least-")
+    assert caplog.text == "", "a level that is of other processors is no fault"
+
+
+def test_a_damaged_library_of_a_wheel_is_not_loaded_and_flags_have_it_compiled(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (least,) = wheel.glob("least-*.so")
+    whole = [name for name, _ in build.libraries(lambda share: None)]
+    least.write_bytes(least.read_bytes()[:-1] + b"?")
+    assert [name for name, _ in build.libraries(lambda share: None)] == [
+        each for each in whole if each != "least"
+    ]
+    monkeypatch.setenv("FLOWSPEC_CFLAGS", "-O1")
+    assert not {"best", "least"}.intersection(name for name, _ in build.libraries(lambda share: None))
+
+
+def test_libraries_of_a_wheel_are_built_for_each_level_and_find_openmp_beside_them(
+    small: Path, tmp_path: Path
+) -> None:
+    build.build_wheel(platform.machine(), folder := tmp_path / "made")
+    names = {path.name.rpartition("-")[0] for path in folder.glob("*-*.so")}
+    assert names == build.WHEEL[platform.machine()].keys()
+    assert (folder / "libgomp.so.1").is_file()
+    for path in folder.glob("*-*.so"):
+        assert path.stem.endswith(build._hash(path))
+        assert b"$ORIGIN" in path.read_bytes()

@@ -18,7 +18,7 @@ from flowspec.draft.kinds.none import Nothing
 from flowspec.draft.kinds.suffix import Suffix
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import InputError, meant
-from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, bundled_models
+from flowspec.model.files import BUNDLED, TOYS, ModelFiles, bundled_folder, bundled_models
 from flowspec.plan import sites
 from flowspec.plan.shape import SHAPES, ModelShape
 
@@ -115,6 +115,8 @@ def _files(name: str, *, may_fetch: bool) -> ModelFiles:
         return ModelFiles(model_name(name), may_fetch=may_fetch)
     except InputError:
         why = f"the file {name!r} is no model" if os.path.isfile(name) else f"there is no folder {name!r}"
+        if name in TOYS:
+            why = f"{name} is in the package flowspec-models, which is not installed"
         raise InputError(
             f"--drafter: expected bundled, {', '.join(WORDS)}, one of {', '.join(bundled_models())}, a model "
             f"folder or a hub id such as owner/name, but {why}"

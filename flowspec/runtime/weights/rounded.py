@@ -17,13 +17,11 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from safetensors.numpy import save
-
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.rounding import FORMAT, ROUNDINGS, Rounded
-from flowspec.model.safetensors_file import mapped, read_header
+from flowspec.model.safetensors_file import content_of, mapped, read_header
 from flowspec.model.weights import Weight, stack_bytes
 from flowspec.runtime.weights.checked import CheckedFiles, LocalModel
 from flowspec.runtime.weights.digests import OpenFiles
@@ -141,7 +139,7 @@ class StoredRounded:
     def _keep(self, weight: Weight, rounded: Rounded) -> None:
         try:
             if self._opened.unchanged():
-                self._store.keep_made(self.keys[weight.tensors], save(dict(rounded)))
+                self._store.keep_made(self.keys[weight.tensors], content_of(rounded))
                 return
             log.warning("the model's files change while they are loaded; what is made of them is not kept")
         except (OSError, ClusterError) as error:

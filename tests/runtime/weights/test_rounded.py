@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
+from safetensors.numpy import load
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
+from flowspec.model.safetensors_file import content_of
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import Span
@@ -39,6 +41,23 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Tensors, "copy_into", copy_into)
     return found
+
+
+def test_what_is_stored_is_a_safetensors_file() -> None:
+    """As the package of that name reads it."""
+    generator = np.random.default_rng(1)
+    tensors = {
+        "levels": generator.integers(-127, 128, (3, 64), np.int8),
+        "scales": generator.standard_normal((3, 2)).astype(np.float16),
+        "": np.zeros((0, 5), np.uint8),
+        "order": np.arange(7)[::-1],
+        "one": np.float32(2.5).reshape(()),
+    }
+    found = load(content_of(tensors))
+    assert found.keys() == tensors.keys()
+    for name, expected in tensors.items():
+        assert found[name].dtype == expected.dtype
+        assert np.array_equal(found[name], expected)
 
 
 class Silent(Direct):
