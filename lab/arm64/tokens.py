@@ -1,6 +1,6 @@
 """The same prompts asked on two machines in each precision, and the token ids compared.
 
-  python -m lab.arm64.tokens ask FILE [--dtype D] [--limit N] [--new-tokens N] [--local N]
+  python -m lab.arm64.tokens ask FILE [--dtype D] [--limit N] [--new-tokens N] [--local N | --cluster FILE]
   python -m lab.arm64.tokens compare OURS THEIRS
 
 `ask` writes what `flowspec generate` answers. `compare` says for each answer whether theirs is ours, else
@@ -65,14 +65,15 @@ def prompts(limit: int) -> list[str]:
     return [FIRST, *reversed(by_domain.values())][:limit]
 
 
-def ask(texts: Sequence[str], precisions: Sequence[str], new_tokens_max: int, stages: int) -> Asked:
-    """Tries the kernels of each precision anew, and asks the bundled model at temperature 0."""
+def ask(texts: Sequence[str], precisions: Sequence[str], new_tokens_max: int, where: Sequence[str]) -> Asked:
+    """Tries the kernels of each precision anew, and asks the bundled model at temperature 0. `where`: flags
+    that say on what devices."""
     found = Asked(new_tokens_max=new_tokens_max, prompts=list(texts), answers={})
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompts.jsonl"
         given = [{"question_id": text, "category": "any", "turns": [text]} for text in texts]
         file.write_text("\n".join(map(json.dumps, given)))
-        flags = f"--json --temperature 0 --local {stages} --max-new-tokens {new_tokens_max}".split()
+        flags = [*f"--json --temperature 0 --max-new-tokens {new_tokens_max}".split(), *where]
         os.environ["XDG_CACHE_HOME"] = folder  # where daemons find what trials found
         for precision in precisions:
             try:
@@ -192,13 +193,15 @@ def main(words: Sequence[str] | None = None) -> int:
     asking.add_argument("--limit", type=int, default=1)
     asking.add_argument("--new-tokens", type=int, default=16)
     asking.add_argument("--dtype", action="append", choices=PRECISIONS, help="may be repeated (default: all)")
-    asking.add_argument("--local", type=int, default=1)
+    asking.add_argument("--local", default="1")
+    asking.add_argument("--cluster", metavar="FILE")
     comparing = commands.add_parser("compare")
     comparing.add_argument("ours", type=Path)
     comparing.add_argument("theirs", type=Path)
     args = parser.parse_args(words)
     if args.command == "ask":
-        found = ask(prompts(args.limit), args.dtype or PRECISIONS, args.new_tokens, args.local)
+        where = ("--cluster", args.cluster) if args.cluster else ("--local", args.local)
+        found = ask(prompts(args.limit), args.dtype or PRECISIONS, args.new_tokens, where)
         args.file.write_text(json.dumps(asdict(found)))
         return 0
     is_well = True
