@@ -34,6 +34,7 @@ from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.parts import LayerShape, Linear, Matrix, Plain, linear_shape, norm_shape
+from flowspec.model.program import Place
 from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
@@ -159,7 +160,7 @@ class AssistantHead:
         self._layers = []
         for place, (layer, kind) in enumerate(zip(spec.layers, types, strict=True)):
             own = replace(layer, kv=held[kind], window=layer.window and layer.window + MORE_SEEN)
-            self._layers.append(engine.layer(parts[f"model.layers.{place}"], own, PLACE[kind]))
+            self._layers.append(engine.layer(parts[f"model.layers.{place}"], own, Place(PLACE[kind])))
 
     @staticmethod
     def load(files: ModelFiles, target: ModelFiles, dtype: str, device: str) -> AssistantHead:

@@ -33,6 +33,7 @@ from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.imports import IMPORTING
 from flowspec.model.parts import LayerShape, Matrix, linear_shape, norm_shape, table_shape
+from flowspec.model.program import Place
 from flowspec.model.safetensors_file import SafetensorsTensors
 from flowspec.model.sampler import F32
 from flowspec.model.spec import spec_of
@@ -100,7 +101,7 @@ class BlockHead:
         self._layers, self._writers = [], []
         for index, layer in enumerate(spec.layers):
             own = parts[f"layers.{index}"]
-            self._layers.append(engine.layer(own, layer, index))
+            self._layers.append(engine.layer(own, layer, Place(index)))
             keys, values = (own[f"self_attn.{name}_proj"] for name in ("k", "v"))
             norm = engine.rows(norm=own["self_attn.k_norm"])
             made = (engine.rows(linear=each) for each in (keys, values))

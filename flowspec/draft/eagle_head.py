@@ -26,6 +26,7 @@ from flowspec.model.engine import Engine
 from flowspec.model.engines import engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.parts import LayerShape, Linear, Shape, linear_shape, norm_shape, table_shape
+from flowspec.model.program import Place
 from flowspec.model.sampler import F32
 from flowspec.model.slice import finished
 from flowspec.model.spec import spec_of
@@ -101,7 +102,7 @@ class EagleHead:
         is_before = norm is not None and not config.is_output_normed
         self._lm_head = engine.rows(norm=norm if is_before else None, linear=lm_head, are_logits=True)
         self._layers = [
-            engine.layer(parts[f"layers.{place}"], own, place) for place, own in enumerate(spec.layers)
+            engine.layer(parts[f"layers.{place}"], own, Place(place)) for place, own in enumerate(spec.layers)
         ]
 
     @staticmethod

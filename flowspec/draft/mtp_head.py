@@ -29,6 +29,7 @@ from flowspec.model.engine import Engine
 from flowspec.model.engines import engine_of
 from flowspec.model.families import config_of_mtp
 from flowspec.model.files import ModelFiles
+from flowspec.model.program import Place
 from flowspec.model.sampler import F32
 from flowspec.model.slice import embedded, finished
 from flowspec.model.spec import spec_of
@@ -62,7 +63,7 @@ class MtpHead:
         self._of_embedding = engine.rows(norm=of_embedding)
         self._of_feature = engine.rows(norm=of_feature)
         self._projection = engine.rows(linear=projection)
-        self._layer = engine.layer(layer, spec.layers[0])
+        self._layer = engine.layer(layer, spec.layers[0], Place())
         self._norm = engine.rows(norm=parts[NORM])
         self._lm_head = engine.rows(linear=parts[LM_HEAD], are_logits=True)
 

@@ -14,6 +14,7 @@ from flowspec.model.arithmetic.arrays import I64, Array, Memory, namespace
 from flowspec.model.arithmetic.plain import Held
 from flowspec.model.attention import Angles, TreeBatch, TreeCache
 from flowspec.model.parts import Linear, Matrix, NormPart, Parts, RowsFunction
+from flowspec.model.program import Place
 from flowspec.model.rounding import Rounded
 
 
@@ -63,17 +64,8 @@ class Engine(Memory, Protocol):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(
-        self,
-        parts: Parts,
-        spec: LayerSpec,
-        source: int = 0,
-        going: int | None = None,
-        is_source: bool = False,
-    ) -> Any:
-        """What `Pass.run` takes. It attends to keys and values of a `source`, counted from the slice's first
-        layer, mostly itself; to its own later layers do if it `is_source`, and they go on from number
-        `going`, if they do."""
+    def layer(self, parts: Parts, spec: LayerSpec, place: Place) -> Any:
+        """What `Pass.run` takes."""
 
     def rows(
         self, *, norm: NormPart | None = None, linear: Linear | None = None, are_logits: bool = False

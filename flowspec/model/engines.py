@@ -1,5 +1,5 @@
-"""Which engine computes on a device, and that of a CPU: a model's parts as programs in C (`program.py`), on
-numpy's arrays."""
+"""Which engine computes on a device, and that of a CPU: programs as C runs them (`operations.py`), on numpy's
+arrays."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, room, widened
-from flowspec.model.arithmetic.compiled import FUNCTIONS, KINDS, Cache, Call, Part, address, kind_of, threads
+from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Part, address, kind_of, threads
 from flowspec.model.arithmetic.packed import FORMS, packed
 from flowspec.model.arithmetic.plain import Held
 from flowspec.model.attention import BASE, Angles, TreeBatch, TreeCache, TreeRows
 from flowspec.model.engine import Engine
 from flowspec.model.linear_attention import Walk, walk_of, walk_past
+from flowspec.model.operations import Operations, Room, Rows, operations_of
 from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
-from flowspec.model.program import Arithmetic, Program, Room, Rows, program_of
+from flowspec.model.program import Arithmetic, Place, program_of, rows_program
 from flowspec.model.rounding import ROUNDINGS, Rounded
 from flowspec.model.trials import processor, run_trial
 
@@ -49,8 +50,7 @@ class Cpu(Engine):
 
     def __init__(self, dtype: str, norm: Norm) -> None:
         self.device, self.dtype = "cpu", ACTIVATIONS[dtype]
-        self._kind = KINDS[self.dtype]
-        self._how = Arithmetic(self._kind, norm)
+        self._how = Arithmetic(self.dtype, norm)
         library = compiled.library()
         assert library is not None, "it was tried"
         self._library, self._room = library, Room(library)
@@ -82,20 +82,13 @@ class Cpu(Engine):
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(
-        self,
-        parts: Parts,
-        spec: LayerSpec,
-        source: int = 0,
-        going: int | None = None,
-        is_source: bool = False,
-    ) -> Program:
-        return program_of(parts, spec, self._how, source, going, is_source)
+    def layer(self, parts: Parts, spec: LayerSpec, place: Place) -> Operations:
+        return operations_of(program_of(parts, spec, self._how, place))
 
     def rows(
         self, *, norm: NormPart | None = None, linear: Linear | None = None, are_logits: bool = False
     ) -> RowsFunction:
-        return Rows(self._room, self._how, norm, linear, are_logits)
+        return Rows(self._room, rows_program(self._how, norm, linear, are_logits))
 
     def take(self, table: Matrix, rows: I64) -> Array:
         if isinstance(table, Plain):
@@ -141,7 +134,7 @@ class Cpu(Engine):
     def begin(self, hidden: Array, batch: TreeBatch) -> _Pass:
         return _Pass(self._room, hidden, batch)
 
-    def pass_by(self, layer: Program, cache: TreeCache, passed: Sequence[int]) -> None:
+    def pass_by(self, layer: Operations, cache: TreeCache, passed: Sequence[int]) -> None:
         mixer = layer.view[1]
         assert isinstance(mixer, DeltaRule)
         inputs, state = cache.inputs(layer.source), cache.states[layer.source][BASE]
@@ -152,7 +145,7 @@ class Cpu(Engine):
 
 
 class _Pass:
-    """A `Pass`, whose programs change hidden states in place."""
+    """A `Pass`, whose layers change hidden states in place."""
 
     def __init__(self, room: Room, hidden: Array, batch: TreeBatch) -> None:
         self.hidden = hidden
@@ -169,7 +162,7 @@ class _Pass:
             between = batch.embedding.strides[0] // batch.embedding.itemsize
             call.embedding, call.between_embeddings = address(batch.embedding), between
 
-    def run(self, layer: Program, angles: Angles) -> None:
+    def run(self, layer: Operations, angles: Angles) -> None:
         call = self._call
         if angles is not self._angles:
             cosine, sine = self._angles = angles
@@ -184,7 +177,7 @@ class _Pass:
                 _step(part, walk_of(rows, layer.source, mixer.length))
         self._room.run(layer, call)
 
-    def _made(self, layer: Program) -> tuple[int, list[tuple[Part, TreeRows]]]:
+    def _made(self, layer: Operations) -> tuple[int, list[tuple[Part, TreeRows]]]:
         array, (window, mixer) = (Part * len(self._batch.requests))(), layer.view
         found = []
         for part, request in zip(array, self._batch.requests, strict=True):

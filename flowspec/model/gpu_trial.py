@@ -19,9 +19,8 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.accelerator import compute_precisely
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.cases import say
-from flowspec.model.arithmetic.compiled_cuda import CudaLibrary
 from flowspec.model.device_errors import is_out_of_memory
-from flowspec.model.gpu import DTYPES, Gpu, arithmetics_of, array_of, cuda_library, tensor_of
+from flowspec.model.gpu import DTYPES, CudaLibrary, Gpu, arithmetics_of, array_of, cuda_library, tensor_of
 from flowspec.model.parts import Linear, Plain
 from flowspec.model.rounding import ROUNDINGS
 

@@ -89,6 +89,10 @@ class Stack:
     linears: tuple[Linear, ...]
     bias: Array | None = None
 
+    @property
+    def outputs(self) -> int:
+        return self.linears[0].outputs
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NormPart:

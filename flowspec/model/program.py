@@ -1,61 +1,20 @@
-"""A layer as a list of operations that C runs in one call (`flowspec_run` in `arithmetic/canonical.c`).
+"""A layer as a list of steps, made when a slice is loaded, of its `LayerSpec` and of its parts. C runs it in
+one call on a CPU (`operations.py`), and torch step by step on a GPU (`gpu.py`).
 
-The list is made when a slice is loaded, of the layer's `LayerSpec` and of its parts, which say where its
-matrices and norms lie in memory and how. Rows stay in registers, each a float32 matrix `[rows, width]`; what
-comes to a layer and leaves it is of the kind in which hidden states travel.
+Rows stay in registers, each a float32 matrix `[rows, width]`; what comes to a layer and leaves it is in the
+dtype in which hidden states travel.
 """
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from flowspec.core.protocol.model_spec import NORMS, Convolution, DeltaRule, LayerSpec, Mixture, Norm, Router
+from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Mixture, Norm
 from flowspec.model.arithmetic.arrays import Array
-from flowspec.model.arithmetic.compiled import (
-    FUNCTIONS,
-    KINDS,
-    Call,
-    Library,
-    Operation,
-    ProgramFields,
-    address,
-    kind_of,
-    threads,
-)
-from flowspec.model.arithmetic.packed import FORMS
-from flowspec.model.arithmetic.plain import UNIT_EPS
-from flowspec.model.parts import Linear, NormPart, Packed, Parts, RouterPart, Stack
-
-_NAMES = (
-    *("norm", "divide", "pair", "round", "linear", "pairs", "packed", "halves"),
-    *("turn", "store", "attend", "gate", "add", "copy", "clip", "choose", "sort", "gather", "mix"),
-    *("multiply", "scale", "hold", "convolve", "recall", "step_states", "load", "load_embedding"),
-    *("look_up", "carry", "leave", "narrow"),
-)
-CODES = {name: code for code, name in enumerate(_NAMES)}
-"""In the source's order."""
-PREPARED_BY = {"linear": "divide", "pairs": "pair", "packed": "round"}
-"""What rows are made of before they are multiplied, by how they are."""
-STAGES = {
-    **dict.fromkeys((*PREPARED_BY, "halves"), "outputs"),
-    **{name: name for name in ("attend", "store", "sort", "convolve", "recall", "step_states")},
-}
-"""What threads divide in operations that do not go by rows, or that need others' rows."""
-HOW_CHOSEN: tuple[tuple[Router, ...], ...] = (
-    ("softmax",),
-    ("softmax to 1", "scaled softmax to 1"),
-    ("softmax of chosen",),
-    ("sigmoid",),
-)
-"""In the source's order."""
-REGISTERS_MAX = 48
-ALIGNMENT, FLOAT_BYTES = 64, 4
+from flowspec.model.parts import Linear, NormPart, Parts, RouterPart, Stack
 
 
 class View(NamedTuple):
@@ -71,276 +30,167 @@ class View(NamedTuple):
         return [View(self.register, at, width) for at, width in zip(starts, widths, strict=False)]
 
 
-_NONE, _NO_OTHER = View(0, 0, 0), View(-1, 0, 0)
+NOWHERE = View(-1, 0, 0)
 
 
-class _Operand(NamedTuple):
-    """A matrix as the source reads it: outputs of a linear layer from number `first` on; `prepared`: how it
-    is multiplied, and which rows it takes, rounded so many `times`."""
+class Step(NamedTuple):
+    """What is done with rows: of numbers of `source`, and of an `other` one, numbers of `to` are made. What a
+    name means, and what of the rest it needs, `gpu.Steps` says.
 
-    prepared: tuple[str, int, int, bool]
-    kind: int
-    weights: int
-    inputs: int
-    outputs: int
-    first: int
-    experts: int = 0
+    Its registers have `spread` rows for each: one, or one for each expert that the row chose. `weights` are
+    an array, a part that multiplies, or a table's matrix; `inputs` the width of a head, which are `outputs`
+    apart where they are copied; `how` a function, a norm or a dtype.
+    """
 
-
-class Program(ProgramFields):
-    """Operations as the source reads them, and `held`, what has to stay in memory for them. A layer's attends
-    to keys and values of a `source`; layers with one `view` see the same of what a request holds. One with
-    states has a program of the steps alone, for rows that are `past`."""
-
-    at = 0
-    """Its address."""
-    held: list[Any]
-    source: int
-    view: tuple[int | None, Convolution | DeltaRule | None]
-    past: Program
-
-
-class Room:
-    """Memory that calls are lent, one after another; it grows."""
-
-    def __init__(self, library: Library) -> None:
-        self._bytes = np.empty(0, np.uint8)
-        self._at = self._size = 0
-        self._run = library.run
-
-    def run(self, program: Program, call: Call) -> None:
-        call.room, call.room_bytes = self._at, self._size
-        while needed := self._run(program.at, ctypes.byref(call)):
-            self._bytes, self._size = np.empty(0, np.uint8), 0  # before there is more: both would not fit
-            size = needed + needed // 16
-            self._bytes = np.empty(size + ALIGNMENT, np.uint8)
-            self._at, self._size = -(-address(self._bytes) // ALIGNMENT) * ALIGNMENT, size
-            call.room, call.room_bytes = self._at, self._size
+    name: str
+    source: View = NOWHERE
+    to: View = NOWHERE
+    other: View = NOWHERE
+    spread: int = 1
+    weights: Any = None
+    bias: Array | None = None
+    scales: Array | None = None
+    how: str = ""
+    inputs: int = 0
+    outputs: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    factor: float = 0.0
+    eps: float = 0.0
+    cap: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Arithmetic:
-    """How rows are computed: the kind in which hidden states travel, and norms."""
+class Place(NamedTuple):
+    """A layer's in its slice. It attends to keys and values of a `source`, counted from the slice's first
+    layer, mostly itself; to its own later layers do if it `is_source`, and they go on from number `going`, if
+    they do."""
 
-    kind: int
+    source: int = 0
+    going: int | None = None
+    is_source: bool = False
+
+
+class Arithmetic(NamedTuple):
+    """How rows are computed: the dtype in which hidden states travel, and norms."""
+
+    dtype: str
     norm: Norm
 
 
-def program_of(
-    parts: Parts,
-    spec: LayerSpec,
-    how: Arithmetic,
-    source: int = 0,
-    going: int | None = None,
-    is_source: bool = False,
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Program:
+    """Steps, and how many numbers each register has for a row. A layer's attends to keys and values of a
+    `source`, through a `window` if any."""
+
+    dtype: str
+    steps: Sequence[Step]
+    widths: Sequence[int]
+    mixture: Mixture | None = None
+    mixer: Convolution | DeltaRule | None = None
+    source: int = 0
+    window: int | None = None
+
+
+def program_of(parts: Parts, spec: LayerSpec, how: Arithmetic, place: Place) -> Program:
+    """Of a layer."""
+    maker = _LayerMaker(parts, spec, how, place)
+    maker.make()
+    dense, own = maker.dense, {"source": place.source, "window": spec.window or None}
+    return maker.program(mixture=dense.mixture, mixer=dense.mixer, **own)
+
+
+def rows_program(
+    how: Arithmetic, norm: NormPart | None, linear: Linear | None, are_logits: bool = False
 ) -> Program:
-    """Of a layer that attends to keys and values of a `source`; to its own later layers do if it `is_source`,
-    and they go on from number `going`, if they do."""
-    maker = _LayerMaker(parts, spec, how, is_source=is_source)
-    mixer, program = maker.dense.mixer, maker.make(going)
-    program.source, program.view = source, (spec.window or None, mixer)
-    if isinstance(mixer, DeltaRule):
-        program.past = _LayerMaker(parts, spec, how, is_source=False).past(mixer)
-    return program
-
-
-class Rows:
-    """Makes rows `[rows, outputs]` of rows `[rows, inputs]` alone: by a norm, a linear layer, or both. Of
-    logits, `are_logits`, rows are float32, and those that they are made of finely rounded."""
-
-    def __init__(
-        self,
-        room: Room,
-        how: Arithmetic,
-        norm: NormPart | None,
-        linear: Linear | None,
-        are_logits: bool = False,
-    ) -> None:
-        maker = Maker(how)
-        if linear is not None:
-            width = linear.inputs
-        else:
-            assert norm is not None, "there is something to do"
-            width = norm.weights.size
-        found = maker.add("load", to=maker.register(width))
-        if norm is not None:
-            found = maker.norm(found, norm)
-        if linear is not None:
-            (found,) = maker.multiply(found, replace(linear, is_fine=are_logits))
-        maker.add("carry", found, kind=KINDS["float32"] if are_logits else how.kind)
-        self._room, self._program, self.outputs = room, maker.program(), found.width
-        self._call, self._are_logits = Call(between_going=self.outputs), are_logits
-
-    def __call__(self, x: Any) -> Any:
-        found = np.empty((len(x), self.outputs), np.float32 if self._are_logits else x.dtype)
-        if len(x):
-            call, given = self._call, np.ascontiguousarray(x)
-            call.hidden, call.rows = address(given), len(given)
-            call.going, call.threads = address(found), threads()
-            self._room.run(self._program, call)
-        return found
+    """Of rows `[rows, inputs]` it makes rows `[rows, outputs]` that go on: by a norm, a linear layer, or
+    both. Of logits, `are_logits`, rows are float32, and those that they are made of finely rounded."""
+    maker = Maker(how)
+    if linear is not None:
+        width = linear.inputs
+    else:
+        assert norm is not None, "there is something to do"
+        width = len(norm.weights)
+    found = maker.add("load", to=maker.register(width))
+    if norm is not None:
+        found = maker.norm(found, norm)
+    if linear is not None:
+        (found,) = maker.multiply(found, replace(linear, is_fine=are_logits))
+    maker.carry(found, dtype="float32" if are_logits else how.dtype)
+    return maker.program()
 
 
 class Maker:
-    """Registers, operations on them, and what of them stays in memory."""
+    """Registers, and steps on them."""
 
     def __init__(self, how: Arithmetic) -> None:
         self.how = how
-        self._held: list[Any] = []
+        self._steps: list[Step] = []
         self._widths: list[int] = []
-        self._starts: list[int] = []
-        self._end = self._numbers = 0
-        self._operations: list[Operation] = []
-        self._sums = self._products = 0
-        self._stage, self._spread = "", 1
+        self._spread = 1
 
-    def program(self, mixture: Mixture | None = None) -> Program:
-        count, registers = len(self._operations), len(self._widths)
-        assert registers <= REGISTERS_MAX, "the source has no more room"
-        numbers = ctypes.c_int64 * registers
-        lists = (Operation * count)(*self._operations), numbers(*self._widths), numbers(*self._starts)
-        sizes = self._numbers, self._sums, self._products, self.how.kind
-        experts = (0, 0) if mixture is None else (mixture.experts, mixture.chosen)
-        places = [ctypes.addressof(each) for each in lists]
-        program = Program(*places, count, registers, *sizes, *experts)
-        program.at, program.held = ctypes.addressof(program), [*lists, *self._held]
-        return program
+    def program(self, **more: Any) -> Program:
+        return Program(dtype=self.how.dtype, steps=self._steps, widths=self._widths, **more)
 
     def register(self, width: int) -> View:
-        """Of so many numbers for a row, or of a row of each expert that it chose."""
-        whole = self._spread * width
-        self._widths.append(whole)
-        self._starts.append(self._end)
-        self._end += -(-whole // ALIGNMENT) * ALIGNMENT
-        self._numbers = max(self._numbers, self._end)
+        """Of so many numbers for a row, or for a row of each expert that it chose."""
+        self._widths.append(self._spread * width)
         return View(len(self._widths) - 1, 0, width)
 
-    def add(
-        self, name: str, source: View = _NONE, to: View = _NONE, other: View = _NO_OTHER, **fields: Any
-    ) -> View:
-        """An operation; gives where it writes `to`. Threads wait for each other between those that go by
-        rows, by outputs and by heads."""
-        stage = STAGES.get(name, "rows" if self._spread == 1 else "rows of experts")
-        before, self._stage = self._stage, stage
-        waits = before not in ("", stage) and {before, stage} != {"rows", "store"}
-        waits = waits and (before, stage) != ("convolve", "rows")
-        views = {
-            **{"source": source.register, "from_at": source.at, "to": to.register, "to_at": to.at},
-            **{"other": other.register, "with_at": other.at, "inputs": source.width or to.width},
-        }
-        whole = {"code": CODES[name], "waits": waits, "spread": self._spread, **views, **fields}
-        self._operations.append(Operation(**whole))
+    def add(self, name: str, source: View = NOWHERE, to: View = NOWHERE, **more: Any) -> View:
+        """A step; gives where it writes `to`."""
+        self._steps.append(Step(name, source, to, spread=self._spread, **more))
         return to
 
-    def hold(self, given: Array | None) -> int | None:
-        """Where it lies."""
-        if given is None:
-            return None
-        assert given.flags.c_contiguous, "the source reads one number after another"
-        self._held.append(given)
-        return address(given)
+    def carry(self, source: View, at: int = 0, dtype: str = "") -> None:
+        """To what goes on of rows, from a number on."""
+        self.add("carry", source, View(0, at, source.width), how=dtype or self.how.dtype)
 
     def norm(self, source: View, norm: NormPart, how: Norm | None = None) -> View:
         """Of each head alone, as wide as the weights are."""
-        width, to = norm.weights.size, self.register(source.width)
-        weights, number = self.hold(norm.weights), NORMS.index(how or self.how.norm)
-        shape: dict[str, Any] = {"inputs": width, "heads": source.width // width, "factor": 1 / width}
-        return self.add("norm", source, to, weights=weights, eps=norm.eps, how=number, **shape)
+        to = self.register(source.width)
+        return self.add("norm", source, to, weights=norm.weights, eps=norm.eps, how=how or self.how.norm)
 
     def gate(self, name: str, gates: View, values: View, **more: Any) -> View:
         """A function of `gates` times `values`."""
-        to = self.register(gates.width)
-        return self.add("gate", gates, to, values, how=FUNCTIONS.index(name), **more)
+        return self.add("gate", gates, self.register(gates.width), other=values, how=name, **more)
 
-    def multiply(self, source: View, *linears: Linear, to: Sequence[View] = ()) -> list[View]:
-        """What linear layers make of the same rows, each in a register of its own, or `to` these places."""
+    def multiply(self, source: View, *linears: Linear | Stack, to: Sequence[View] = ()) -> list[View]:
+        """What linear layers, or each expert's, make of the same rows, each in a register of its own, or `to`
+        these places."""
         places = [*to] or [self.register(linear.outputs) for linear in linears]
-        given = []
         for place, linear in zip(places, linears, strict=True):
-            own, order = source, linear.order
+            own, order = source, linear.order if isinstance(linear, Linear) else None
             if order is not None:
-                own = self.register(order.size)
-                self.add("copy", source, own, weights=self.hold(order), inputs=order.size)
-            given += [(own, place, linear.bias, operand) for operand in self._operands(linear)]
-        self._multiply(given)
+                own = self.add("copy", source, self.register(len(order)), weights=order, inputs=len(order))
+            self.add("products", own, place, weights=linear)
         return places
-
-    def multiply_each(self, source: View, stack: Stack) -> View:
-        """What each expert's matrices, which lie elsewhere and are alike but for that, make of its rows."""
-        to = self.register(stack.linears[0].outputs)
-        table, given = ctypes.c_void_p * len(stack.linears), []
-        for alike in zip(*map(self._operands, stack.linears), strict=True):
-            assert len({each._replace(weights=0) for each in alike}) == 1, "they are packed alike"
-            addresses = table(*(each.weights for each in alike))
-            self._held.append(addresses)
-            operand = alike[0]._replace(weights=ctypes.addressof(addresses), experts=len(alike))
-            given.append((source, to, stack.bias, operand))
-        self._multiply(given)
-        return to
-
-    def _operands(self, linear: Linear) -> list[_Operand]:
-        found, first = [], 0
-        for matrix in linear.matrices:
-            self._held.append(matrix)
-            if isinstance(matrix, Packed):
-                form = FORMS[matrix.form]
-                is_signed = bool(form.table) or form.bits == 8
-                prepared = "packed", 1 + linear.is_fine, -1 if is_signed else form.offset, form.halves > 1
-                kind, weights = form.number, matrix.panels
-            else:
-                weights = matrix.weights
-                kind = kind_of(weights.dtype)
-                prepared = "pairs" if kind == KINDS["bfloat16"] else "linear", 1, 0, False
-            shape = linear.inputs, matrix.outputs, first
-            found.append(_Operand(prepared, kind, address(weights), *shape))
-            first += matrix.outputs
-        return found
-
-    def _multiply(self, given: Sequence[tuple[View, View, Array | None, _Operand]]) -> None:
-        """Rows, where they come to, with which bias, by what; they are prepared once for all that take them
-        alike."""
-        for source, prepared in dict.fromkeys((source, each.prepared) for source, *_, each in given):
-            alike = [each for each in given if (each[0], each[3].prepared) == (source, prepared)]
-            first, (name, times, *_) = alike[0][3], prepared
-            whole = View(source.register, 0, first.inputs), self._spread * first.inputs
-            assert (source, self._widths[source.register]) == whole, "rows are read as they lie"
-            self.add(PREPARED_BY[name], source, kind=first.kind, experts=first.experts, how=times)
-            for _, to, bias, each in alike:
-                at = self.hold(bias)
-                at = None if at is None else at + each.first * FLOAT_BYTES
-                shape: dict[str, Any] = {"kind": each.kind, "experts": each.experts, "how": times}
-                shape |= {"outputs": each.outputs, "weights": each.weights}
-                to = View(to.register, to.at + each.first, each.outputs)
-                self.add(name, source, to, bias=at, **shape)
-                self._products += self._spread * each.inputs * each.outputs
 
 
 class _LayerMaker(Maker):
-    def __init__(self, parts: Parts, spec: LayerSpec, how: Arithmetic, *, is_source: bool) -> None:
+    def __init__(self, parts: Parts, spec: LayerSpec, how: Arithmetic, place: Place) -> None:
         super().__init__(how)
-        assert spec.dense is not None, "there is an operation for everything"
-        self._is_source = is_source
+        assert spec.dense is not None, "there is a step for everything"
+        self._place = place
         self._parts: Mapping[str, Any] = parts
         self._spec, self.dense = spec, spec.dense
 
-    def make(self, going: int | None) -> Program:
+    def make(self) -> None:
         dense = self.dense
         norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
-        hidden = self.add("load", to=self.register(norm.weights.size))
-        begin = self._end
+        hidden = self.add("load", to=self.register(len(norm.weights)))
         rows = self._normed(hidden, dense.norm_before_attention)
         if dense.is_residual_normed:
-            self.add("copy", rows, hidden, heads=1)
+            self.add("copy", rows, hidden)
         if dense.embedding_norm:
             rows = self._joined(rows, dense.embedding_norm)
         if isinstance(dense.mixer, Convolution):
-            found = self._convolution(dense.mixer, rows)
+            found = self._convolution(rows)
         elif dense.mixer is not None:
             found = self._delta_rule(dense.mixer, rows)
         else:
-            found = self._attention(rows, going)
+            found = self._attention(rows)
         self._added(hidden, found, dense.norm_after_attention)
-        self._end, self._stage = begin, "anew"  # the MLP's registers lie where attention's did
+        self.add("forget", hidden)
         rows = self._normed(hidden, dense.norm_before_mlp)
         if dense.mixture is None:
             found = self._mlp("mlp", rows)
@@ -358,12 +208,6 @@ class _LayerMaker(Maker):
         if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
             self.add("scale", hidden, hidden, factor=factor)
         self.add("leave", hidden)
-        return self.program(dense.mixture)
-
-    def past(self, mixer: DeltaRule) -> Program:
-        """That of the steps alone."""
-        self._steps(mixer)
-        return self.program()
 
     def _normed(self, source: View, name: str) -> View:
         return self.norm(source, self._parts[name]) if name else source
@@ -379,11 +223,11 @@ class _LayerMaker(Maker):
         both = self.register(2 * rows.width)
         parts = self._normed(embedding, name), rows
         for part, to in zip(parts, both.split(rows.width, rows.width), strict=True):
-            self.add("copy", part, to, heads=1)
+            self.add("copy", part, to)
         return both
 
     def _narrow(self, *views: View) -> None:
-        for each in views if self.how.kind != KINDS["float32"] else ():
+        for each in views if self.how.dtype != "float32" else ():
             self.add("narrow", each, each)
 
     def _multiplied(self, source: View, *names: str) -> list[View]:
@@ -392,7 +236,7 @@ class _LayerMaker(Maker):
 
     # -------------------------------------------------------------------------- attention, and in its place
 
-    def _attention(self, rows: View, going: int | None) -> View:
+    def _attention(self, rows: View) -> View:
         spec, dense, width = self._spec, self.dense, self._spec.kv.width
         counts = spec.heads, spec.kv.count, spec.kv.count
         if "self_attn.qkv_proj" in self._parts:
@@ -420,32 +264,31 @@ class _LayerMaker(Maker):
         queries, *new = found
         if new:
             keys, values = new
-            if self._is_source:
+            if self._place.is_source:
                 self._narrow(*dict.fromkeys(new))
-            for place, part in enumerate(new if going is not None else ()):
-                to = View(0, (going or 0) + place * keys.width, part.width)
-                self.add("carry", part, to, kind=self.how.kind)
+            if (going := self._place.going) is not None:
+                self.carry(keys, going)
+                self.carry(values, going + keys.width)
             self.add("store", keys, other=values, inputs=width, kv_heads=spec.kv.count)
-        if queries.width != self._widths[queries.register]:
-            queries = self.add("copy", queries, self.register(queries.width), heads=1)
+        if queries.width != self._widths[queries.register]:  # they are read as they lie
+            queries = self.add("copy", queries, self.register(queries.width))
         attended = self.register(queries.width)
         shape: dict[str, Any] = {"inputs": width, "heads": spec.heads, "kv_heads": spec.kv.count}
-        sinks = self.hold(self._parts["self_attn.sinks"]) if dense.has_sinks else None
+        sinks = self._parts["self_attn.sinks"] if dense.has_sinks else None
         self.add("attend", queries, attended, bias=sinks, factor=dense.scale, cap=dense.cap, **shape)
         if gates is not None:
             attended = self.gate("sigmoid", gates, attended)
         return self._multiplied(attended, "self_attn.o_proj")[0]
 
-    def _convolution(self, mixer: Convolution, rows: View) -> View:
+    def _convolution(self, rows: View) -> View:
         (joined,) = self._multiplied(rows, "conv.in_proj")
         width = joined.width // 3
         first, middle, last = joined.split(width, width, width)
-        inputs = self.add("multiply", first, self.register(width), last)
+        inputs = self.add("multiply", first, self.register(width), other=last)
         self.add("hold", inputs)
-        weights, bias = (self.hold(self._parts.get(name)) for name in ("conv.taps", "conv.bias"))
-        shape: dict[str, Any] = {"weights": weights, "bias": bias, "outputs": mixer.length}
-        mixed = self.add("convolve", inputs, self.register(width), **shape)
-        found = self.add("multiply", middle, self.register(width), mixed)
+        own = {"weights": self._parts["conv.taps"], "bias": self._parts.get("conv.bias")}
+        mixed = self.add("convolve", inputs, self.register(width), **own)
+        found = self.add("multiply", middle, self.register(width), other=mixed)
         return self._multiplied(found, "conv.out_proj")[0]
 
     def _delta_rule(self, mixer: DeltaRule, rows: View) -> View:
@@ -455,18 +298,10 @@ class _LayerMaker(Maker):
         inputs, gates = self.register(sum(widths)), self.register(width)
         self.multiply(rows, *linears, to=[*inputs.split(*widths), gates])
         self.add("hold", inputs)
-        normal = self.norm(self._steps(mixer), self._parts["linear_attn.norm"], "weights")
-        gated = self.gate("silu", gates, normal)
+        taps, rates = (self._parts[f"linear_attn.{name}"] for name in ("taps", "rates"))
+        read = self.add("sum_up", to=self.register(mixer.value_numbers), weights=taps, scales=rates)
+        gated = self.gate("silu", gates, self.norm(read, self._parts["linear_attn.norm"], "weights"))
         return self._multiplied(gated, "linear_attn.out_proj")[0]
-
-    def _steps(self, mixer: DeltaRule) -> View:
-        """What rows read from their states."""
-        shape: dict[str, Any] = {"inputs": mixer.key_width, "outputs": mixer.value_width}
-        shape |= {"heads": mixer.heads, "kv_heads": mixer.key_heads}
-        taps, rates = (self.hold(self._parts[f"linear_attn.{name}"]) for name in ("taps", "rates"))
-        more: dict[str, Any] = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
-        self.add("recall", weights=taps, scales=rates, **shape, **more)
-        return self.add("step_states", to=self.register(mixer.value_numbers), **shape)
 
     # ------------------------------------------------------------------------------------- MLPs, experts
 
@@ -486,11 +321,7 @@ class _LayerMaker(Maker):
         (projected,) = self._multiplied(embedding, "layer_input.projection")
         self.add("scale", projected, projected, factor=hidden.width**-0.5)
         projected = self._normed(projected, "layer_input.norm")
-        matrix, is_packed = table.matrix, isinstance(table.matrix, Packed)
-        kind = FORMS[matrix.form].number if is_packed else kind_of(matrix.weights.dtype)
-        weights = self.hold(matrix.panels if is_packed else matrix.weights)
-        looked_up = self.register(projected.width)
-        self.add("look_up", to=looked_up, weights=weights, kind=kind, how=is_packed)
+        looked_up = self.add("look_up", to=self.register(projected.width), weights=table.matrix)
         self.add("add", looked_up, projected, factor=table.factor)
         self.add("scale", projected, projected, factor=2.0**-0.5)
         (gates,) = self._multiplied(hidden, "per_layer_input_gate")
@@ -501,33 +332,25 @@ class _LayerMaker(Maker):
     def _mixture(self, mixture: Mixture, name: str, of: View, rows: View) -> View:
         """Rows choose experts by what they are `of`, are sorted by them, run through each expert's MLP, and
         are added up."""
-        self._choose(mixture, self._parts[f"{name}router"], of, rows)
-        self.add("sort", rows)
+        self._route(self._parts[f"{name}router"], of)
         self._spread = mixture.chosen
         sorted_rows = self.add("gather", rows, self.register(rows.width))
-        joined = self.multiply_each(sorted_rows, self._parts[f"{name}experts.gate_up_proj"])
+        (joined,) = self._multiplied(sorted_rows, f"{name}experts.gate_up_proj")
         gates, values = joined.split(joined.width // 2, joined.width // 2)
         gated = self.gate(self.dense.activation, gates, values, cap=mixture.limit, factor=mixture.slope)
-        found = self.multiply_each(gated, self._parts[f"{name}experts.down_proj"])
+        (found,) = self._multiplied(gated, f"{name}experts.down_proj")
         self._spread = 1
         mixed = self.add("mix", found, self.register(rows.width))
         if mixture.has_shared:
             shared = self._mlp(f"{name}shared_expert" + "s" * (not mixture.is_shared_gated), rows)
             if mixture.is_shared_gated:
                 (gate,) = self._multiplied(rows, f"{name}shared_expert_gate")
-                self.add("scale", shared, shared, gate, how=FUNCTIONS.index("sigmoid"))
+                self.add("scale", shared, shared, other=gate, how="sigmoid")
             self.add("add", shared, mixed, factor=1.0)
         return mixed
 
-    def _choose(self, mixture: Mixture, router: RouterPart, of: View, rows: View) -> None:
-        how = next(place for place, names in enumerate(HOW_CHOSEN) if mixture.router in names)
+    def _route(self, router: RouterPart, of: View) -> None:
         if router.norm is not None:
             of = self.norm(of, router.norm, "weights")
             self.add("scale", of, of, factor=router.factor)
-        weights, bias, experts = self.hold(router.weights), self.hold(router.bias), mixture.experts
-        self.add("halves", of, weights=weights, bias=bias, outputs=experts)
-        self._sums = max(self._sums, experts)
-        weights, scales = self.hold(router.correction), self.hold(router.scales)
-        shape: dict[str, Any] = {"inputs": experts, "outputs": mixture.open, "kv_heads": mixture.groups}
-        shape |= {"how": how, "heads": mixture.is_normed}
-        self.add("choose", rows, weights=weights, scales=scales, factor=mixture.factor, **shape)
+        self.add("route", of, weights=router)

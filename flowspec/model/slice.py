@@ -28,6 +28,7 @@ from flowspec.model.engines import engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
 from flowspec.model.parts import Matrix
+from flowspec.model.program import Place
 from flowspec.model.sampler import F32, Sampler, are_masks_beside, logprobs
 from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, SliceParts, Span, Store, held_bytes, load_parts
 
@@ -85,8 +86,8 @@ class Slice:
         sources = {source for layer, source in enumerate(spec.sources) if source != layer}
         for number, layer in enumerate(own, first):
             going = self._going[number].start if number in self._going else None
-            where = layer.source - first, going, number in sources
-            self.layers.append(engine.layer(parts[number], layer, *where))
+            place = Place(layer.source - first, going, number in sources)
+            self.layers.append(engine.layer(parts[number], layer, place))
         if span.is_last:
             self._norm = engine.rows(norm=parts[NORM])
             self._lm_head = engine.rows(norm=parts[NORM], linear=parts[LM_HEAD], are_logits=True)

@@ -1,5 +1,5 @@
 """The definition of what only `canonical.c` computes: products of rows and matrices, and of what a request
-holds of a layer. The rest is `flowspec.model.arithmetic.plain`."""
+holds of a layer. Layers are `defined_layer.Layer`, the rest is `flowspec.model.arithmetic.plain`."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def packed_product(x: Array, form: Form, panels: Array, outputs: int, is_fine: b
 
 @dataclass(slots=True, kw_only=True)
 class DefinedRows:
-    """Rows of one request (`plain.Rows`), in `slots` `[rows]` int64, and what they see: `paths` `[rows,
-    positions]` int64. `held` are keys and values. Of a layer that does not attend `inputs` `[slots, width]`,
-    the slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1 where the text has
-    not begun, and `states` and `steps` as in `delta_rule`."""
+    """Rows of one request (`defined_layer.Rows`), in `slots` `[rows]` int64, and what they see: `paths`
+    `[rows, positions]` int64. `held` are keys and values. Of a layer that does not attend `inputs` `[slots,
+    width]`, the slots of each row's last ones, `lines` `[rows, length]`, the oldest first and -1 where the
+    text has not begun, and `states` and `steps` as in `delta_rule`."""
 
     dense: Dense
     angles: tuple[Array, Array]

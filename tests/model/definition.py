@@ -18,6 +18,7 @@ from flowspec.model.arithmetic.arrays import Array, namespace
 from flowspec.model.arithmetic.cases import Case
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.parts import Linear, Matrix, Packed, Parts
+from tests.model.defined_layer import Layer
 from tests.model.defined_products import DefinedRows, lanes_product, packed_product, pairs_product
 
 Product = Callable[[Array, Array], Array]
@@ -51,9 +52,7 @@ def _times(rows: Array, matrix: Matrix, product: Product, is_fine: bool) -> Arra
     return (pairs_product if str(matrix.weights.dtype) == "torch.bfloat16" else product)(rows, matrix.weights)
 
 
-def layer_of(
-    spec: LayerSpec, parts: Parts, how: Norm, product: Product, is_source: bool = False
-) -> plain.Layer:
+def layer_of(spec: LayerSpec, parts: Parts, how: Norm, product: Product, is_source: bool = False) -> Layer:
     """`product` is that of plain matrices."""
 
     def multiply(rows: Array, of: Linear, bias: Array | None = None) -> Array:
@@ -62,7 +61,7 @@ def layer_of(
         found = namespace(rows).concatenate(made, 1)
         return found if bias is None else found + bias
 
-    return plain.Layer(spec=spec, parts=parts, how=how, multiply=multiply, ops=plain, is_source=is_source)
+    return Layer(spec=spec, parts=parts, how=how, multiply=multiply, is_source=is_source)
 
 
 def defined(case: Case, rows: int) -> str:

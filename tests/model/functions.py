@@ -13,15 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from flowspec.core.protocol.model_spec import DeltaRule
+from flowspec.core.protocol.model_spec import DeltaRule, Mixture
 from flowspec.model.arithmetic import build, compiled
+from flowspec.model.arithmetic.arrays import DTYPES
 from flowspec.model.arithmetic.build import Level
 from flowspec.model.arithmetic.compiled import Cache, Call, Library, Part, address, kind_of, threads
-from flowspec.model.arithmetic.plain import UNIT_EPS, Held
+from flowspec.model.arithmetic.plain import Held
 from flowspec.model.attention import Sight
 from flowspec.model.engines import Cpu
-from flowspec.model.parts import Linear, Matrix
-from flowspec.model.program import FLOAT_BYTES, Arithmetic, Maker, Room, Rows
+from flowspec.model.operations import FLOAT_BYTES, Operations, Room, Rows, operations_of
+from flowspec.model.parts import Linear, Matrix, RouterPart
+from flowspec.model.program import Arithmetic, Maker, rows_program
 from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.trials import _processor_block
 
@@ -71,9 +73,9 @@ def engine(dtype: str = "float32") -> Cpu:
 def multiplied(x: Array, matrix: Matrix, bias: F32 | None = None, are_logits: bool = False) -> Array:
     """Rows by a matrix, in their dtype. Of logits, `are_logits`, rows
     are float32, and those that they are made of finely rounded where a matrix is packed."""
-    how = Arithmetic(kind_of(x.dtype), "weights")
+    how = Arithmetic(_name(x.dtype), "weights")
     linear = Linear(inputs=x.shape[1], matrices=(matrix,), bias=bias)
-    found: Array = Rows(room(), how, None, linear, are_logits)(x)
+    found: Array = Rows(room(), rows_program(how, None, linear, are_logits))(x)
     return found
 
 
@@ -82,30 +84,43 @@ def rounded_matrix(dtype: str, weights: Array) -> Matrix:
     return engine().rounded_matrix(dtype, ROUNDINGS[dtype].round(weights), weights.shape[1])
 
 
+def _name(dtype: Any) -> str:
+    """By which programs know it."""
+    return next(name for name, each in DTYPES.items() if each == np.dtype(dtype))
+
+
 class _Few(Maker):
     """A program of a few operations, whose rows come in a dtype."""
 
     def __init__(self, dtype: Any = np.float32) -> None:
-        super().__init__(Arithmetic(kind_of(np.dtype(dtype)), "weights"))
-        self._products = WORTH_THREADS
+        super().__init__(Arithmetic(_name(dtype), "weights"))
 
-    def run(self, rows: int, part: Part | None = None, **given: int) -> Room:
-        """With what is `given` of a `Call`; gives the room that it was lent."""
-        program, lent, call = self.program(), room(), Call(rows=rows, threads=threads(), **given)
+    def run(
+        self,
+        rows: int,
+        part: Part | None = None,
+        mixture: Mixture | None = None,
+        mixer: DeltaRule | None = None,
+        **given: int,
+    ) -> tuple[Operations, Room]:
+        """With what is `given` of a `Call`; gives what ran, and the room that it was lent."""
+        program = operations_of(self.program(mixture=mixture, mixer=mixer))
+        program.products = WORTH_THREADS
+        lent, call = room(), Call(rows=rows, threads=threads(), **given)
         if part is not None:
             call.parts, call.parts_count = ctypes.addressof(part), 1
         lent.run(program, call)
-        return lent
+        return program, lent
 
 
 def product(x: F32, weights: F32) -> F32:
     """In halves (`plain.product`): what a router's next operation takes, from where registers end."""
     (rows, inputs), outputs = x.shape, len(weights)
     few = _Few()
-    few.add("halves", few.add("load", to=few.register(inputs)), weights=few.hold(weights), outputs=outputs)
-    few._sums = outputs
-    lent = few.run(rows, hidden=address(x))
-    first = lent._at - address(lent._bytes) + FLOAT_BYTES * rows * few._numbers
+    few.add("route", few.add("load", to=few.register(inputs)), weights=RouterPart(weights=weights))
+    mixture = Mixture(router="softmax", experts=outputs, chosen=1)
+    program, lent = few.run(rows, mixture=mixture, hidden=address(x))
+    first = lent._at - address(lent._bytes) + FLOAT_BYTES * rows * program.numbers
     return lent._bytes[first:][: FLOAT_BYTES * rows * outputs].view(np.float32).reshape(rows, outputs)
 
 
@@ -117,7 +132,7 @@ def attention(
     few = _Few()
     given, to = few.add("load", to=few.register(heads * width)), few.register(heads * width)
     shape = {"inputs": width, "heads": heads, "kv_heads": len(keys)}
-    few.add("carry", few.add("attend", given, to, bias=few.hold(sinks), factor=scale, cap=cap, **shape))
+    few.carry(few.add("attend", given, to, bias=sinks, factor=scale, cap=cap, **shape))
     of_steps = (None, None) if steps is None else tuple(map(address, steps))
     cache = Cache(address(keys), address(values), *of_steps, slots=values.shape[1], kind=kind_of(keys.dtype))
     order, ends = sight.order
@@ -136,14 +151,10 @@ def delta_rule(
     (`plain.delta_rows`, `plain.delta_rule`): `[rows, heads, value_width]`."""
     rows, values = 1 + int(steps[:, 3].max()), mixer.value_numbers
     few = _Few(held.dtype)
-    shape: dict[str, Any] = {"inputs": mixer.key_width, "outputs": mixer.value_width}
-    shape |= {"heads": mixer.heads, "kv_heads": mixer.key_heads}
-    more: dict[str, Any] = {"how": mixer.length, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
-    few.add("recall", weights=few.hold(taps), scales=few.hold(rates), **shape, **more)
-    few.add("carry", few.add("step_states", to=few.register(values), **shape))
+    few.carry(few.add("sum_up", to=few.register(values), weights=taps, scales=rates), dtype="float32")
     cache = Cache(inputs=address(held), state=address(state), inputs_width=held.shape[1])
     part = Part(cache=ctypes.addressof(cache), lines=address(lines), steps=address(steps), rows=rows)
     part.nodes, part.steps_count, part.places = len(lines), len(steps), places
     found = np.empty((rows, values), np.float32)
-    few.run(rows, part, going=address(found), between_going=values)
+    few.run(rows, part, mixer=mixer, going=address(found), between_going=values)
     return found.reshape(rows, mixer.heads, mixer.value_width)

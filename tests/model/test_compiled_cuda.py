@@ -16,10 +16,19 @@ import torch.nn.functional as F
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model import gpu, gpu_trial
-from flowspec.model.arithmetic import compiled_cuda, plain
-from flowspec.model.arithmetic.compiled_cuda import KERNELS, SOURCE, WIDTH_MAX, CudaLibrary
+from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.gpu import BLOCKS, DTYPES, Gpu, arithmetics_of, in_blocks
+from flowspec.model.gpu import (
+    BLOCKS,
+    DTYPES,
+    KERNELS,
+    SOURCE,
+    WIDTH_MAX,
+    CudaLibrary,
+    Gpu,
+    arithmetics_of,
+    in_blocks,
+)
 from flowspec.model.parts import Linear
 from flowspec.model.rounding import ROUNDINGS
 from tests.model.fake_gpu import pretend_cuda
@@ -81,7 +90,7 @@ def test_kernels_of_another_definition_are_found(
 def test_long_contexts_go_through_attention_part_by_part(
     host: OnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiled_cuda, "SCORES_MAX", 500)
+    monkeypatch.setattr(gpu, "SCORES_MAX", 500)
     before = len(host.started)
     assert gpu_trial.library_fault(CudaLibrary(host.start), CPU) == ""
     started = host.started[before:]

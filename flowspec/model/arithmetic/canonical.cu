@@ -1,6 +1,6 @@
 /* The canonical arithmetic on NVIDIA's GPUs. `plain.py` defines it, with one torch operation for each step:
  * on a GPU each has to be started, some hundreds for a layer. Here each operation is a kernel, or four. NVRTC
- * compiles this file where it runs (`compiled_cuda.py`), without fusing a multiplication with an addition.
+ * compiles this file where it runs (`model/gpu.py`), without fusing a multiplication with an addition.
  *
  * The file is C as well. Tests compile it with FLOWSPEC_HOST, where a block has one thread: then every loop
  * over threads runs through, and what a kernel computes can be held to the definitions without a GPU. What

@@ -28,8 +28,9 @@ from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Library, Part, address
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL
 from flowspec.model.arithmetic.plain import BLOCK, LANES
+from flowspec.model.operations import HOW_CHOSEN, Room, Rows, operations_of
 from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Plain, RouterPart, Stack, Table
-from flowspec.model.program import HOW_CHOSEN, Arithmetic, Room, Rows, program_of
+from flowspec.model.program import Arithmetic, Place, program_of, rows_program
 
 Array = npt.NDArray[Any]
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -318,8 +319,8 @@ def given_to(case: Case, rows: int) -> SimpleNamespace:
 
 def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
     """All that changes where a case's layer runs."""
-    given, arithmetic = given_to(case, rows), Arithmetic(KINDS.index(case.kind), case.how)
-    program = program_of(case.parts, case.spec, arithmetic, is_source=case.is_source)
+    given, how = given_to(case, rows), Arithmetic(case.kind, case.how)
+    program = program_of(case.parts, case.spec, how, Place(is_source=case.is_source))
 
     def filled(structure: Any, **more: Any) -> Any:
         """With where that lies of what is given which has the name of a field."""
@@ -336,7 +337,7 @@ def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
     turned = {"cosine": address(cosine), "sine": address(sine), "angles": cosine.shape[2]}
     shape = {"rows": rows, "parts_count": 1, "between_embeddings": case.hidden, "threads": threads}
     call = filled(Call, parts=ctypes.addressof(part), **turned, **shape)
-    room.run(program, call)
+    room.run(operations_of(program), call)
     held = given.keys, given.values, given.key_steps, given.value_steps
     return given.hidden, *held, given.inputs, given.states[0]
 
@@ -358,8 +359,8 @@ def functions(library: Library) -> Iterator[tuple[str, tuple[Array, ...]]]:
     yield "angles", (cosine, sine)
     x, small_one = small()
     linear = Linear(inputs=x.shape[1], matrices=(small_one,))
-    how = Arithmetic(KINDS.index("float32"), NORMS[0])
-    yield "small pairs", (Rows(Room(library), how, None, linear)(x),)
+    program = rows_program(Arithmetic("float32", NORMS[0]), None, linear)
+    yield "small pairs", (Rows(Room(library), program)(x),)
     for name, form in FORMS.items():
         panels, ids = rows_of(name)
         rows = np.empty((ids.size, panels.shape[1] * form.unit), np.float32)
