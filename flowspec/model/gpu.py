@@ -366,7 +366,7 @@ class Steps:
         return self._ops.gated(x, values, step.how)
 
     def add(self, step: Step, x: Tensor) -> Tensor:
-        return self._read(step.to) + x * step.factor
+        return self._read(step.to) + (x if step.factor == 1 else x * step.factor)
 
     def multiply(self, step: Step, x: Tensor) -> Tensor:
         return x * self._read(step.other)

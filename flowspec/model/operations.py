@@ -172,7 +172,7 @@ class _Lowering:
         self._end += -(-width // ALIGNMENT) * ALIGNMENT
         self._numbers = max(self._numbers, self._end)
 
-    def _add(self, name: str, step: Step, to: View, **more: Any) -> None:
+    def _add(self, name: str, step: Step, to: View, where: Sequence[int | None], **more: Any) -> None:
         """Threads wait for each other between operations that go by rows, by outputs and by heads."""
         stage = STAGES.get(name, "rows" if step.spread == 1 else "rows of experts")
         waits, self._stage = _waits(self._stage, stage), stage
@@ -182,16 +182,15 @@ class _Lowering:
         shape = at, other_at, to.at, step.inputs or width or to.width, step.outputs
         views = CODES[name], max(0, source), other, max(0, to.register), waits
         how = _HOW.get(step.how, 0), 0, step.heads, step.kv_heads, step.spread, 0
-        found = Operation(None, None, None, *shape, *views, *how, step.factor, step.eps, step.cap)
+        found = Operation(*where, *shape, *views, *how, step.factor, step.eps, step.cap)
         for field, value in more.items():
             setattr(found, field, value)
         self._operations.append(found)
 
     def _lower(self, step: Step) -> None:
-        more = {"weights": step.weights, "bias": step.bias, "scales": step.scales, **self._more(step)}
-        for name in ("weights", "bias", "scales"):
-            more[name] = _address(more[name])
-        self._add(step.name, step, step.to, **more)
+        more = self._more(step)
+        arrays = more.pop("weights", step.weights), step.bias, step.scales
+        self._add(step.name, step, step.to, [*map(_address, arrays)], **more)
 
     def _more(self, step: Step) -> dict[str, Any]:
         """What the source wants to know beside what a step says, or in another way."""
@@ -234,13 +233,13 @@ class _Lowering:
             lies = step.source, self._program.widths[step.source.register]
             assert lies == whole, "rows are read as they lie"
             how = {"experts": first.experts, "how": times}
-            self._add(PREPARED_BY[name], step, NOWHERE, kind=first.kind, **how)
+            self._add(PREPARED_BY[name], step, NOWHERE, (None,) * 3, kind=first.kind, **how)
             for step, each in alike:
                 bias = _address(step.weights.bias)
                 bias = None if bias is None else bias + each.first * FLOAT_BYTES
                 to = View(step.to.register, step.to.at + each.first, each.outputs)
-                shape = {"kind": each.kind, "outputs": each.outputs, "weights": each.weights, **how}
-                self._add(name, step, to, bias=bias, **shape)
+                where = each.weights, bias, None
+                self._add(name, step, to, where, kind=each.kind, outputs=each.outputs, **how)
                 self._products += step.spread * each.inputs * each.outputs
 
     def _operands(self, part: Linear | Stack) -> list[_Operand]:

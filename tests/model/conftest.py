@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from flowspec.bench.checkpoints import make_variant
 from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.compiled import Library
+from flowspec.model.gpu import SOURCE
+from tests.model.fake_gpu import OnHost
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -25,3 +28,13 @@ def library() -> Iterator[Library]:
 def variant(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The checkpoint of a variant, for all tests that change nothing in it."""
     return functools.cache(lambda name: make_variant(tmp_path_factory.mktemp(name), name))
+
+
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
+    """`canonical.cu` as C."""
+    made = tmp_path_factory.mktemp("cuda") / "canonical_cu.so"
+    flags = ["-std=gnu11", "-O2", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra", "-Werror"]
+    words = ["cc", *flags, "-DFLOWSPEC_HOST", "-shared", "-x", "c", str(SOURCE), "-lm", "-o", str(made)]
+    subprocess.run(words, check=True)
+    return OnHost(made)

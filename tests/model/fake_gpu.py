@@ -1,7 +1,10 @@
-"""GPUs that are not there: a stand-in for `torch.cuda`, and an accelerator that is the CPU."""
+"""GPUs that are not there: a stand-in for `torch.cuda`, an accelerator that is the CPU, and kernels that run
+there."""
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +14,7 @@ from flowspec.model import accelerator
 from flowspec.model.accelerator import Accelerator
 
 GIB = 1 << 30
+ROOM_IN_SOURCE, NOTHING = 1 << 16, 0xDEADBEEF
 ORIN = {
     "name": "Orin",
     "capability": (8, 7),
@@ -76,3 +80,21 @@ class FakeGpu(Accelerator):
 
     def give_back(self) -> None:
         self.given_back += 1
+
+
+class OnHost:
+    """Starts kernels one after another, and looks whether they kept to their room."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._room = (ctypes.c_uint32 * ROOM_IN_SOURCE).in_dll(self._library, "flowspec_room")
+        self.started: list[str] = []
+
+    def start(self, name: str, given: ctypes.Structure, blocks: int, room: int) -> None:
+        assert 0 < blocks < 1 << 31
+        assert 4 * room <= 48 << 10, "a GPU's block has no more"
+        beyond = ROOM_IN_SOURCE - room
+        self._room[room:] = [NOTHING] * beyond
+        getattr(self._library, f"flowspec_{name}")(ctypes.byref(given), blocks)
+        assert self._room[room:] == [NOTHING] * beyond, f"{name} writes beyond its room"
+        self.started.append(name)

@@ -3,9 +3,6 @@ layout with a stand-in; and refusals."""
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +19,6 @@ from flowspec.model.gpu import (
     BLOCKS,
     DTYPES,
     KERNELS,
-    SOURCE,
     WIDTH_MAX,
     CudaLibrary,
     Gpu,
@@ -31,38 +27,9 @@ from flowspec.model.gpu import (
 )
 from flowspec.model.parts import Linear
 from flowspec.model.rounding import ROUNDINGS
-from tests.model.fake_gpu import pretend_cuda
+from tests.model.fake_gpu import OnHost, pretend_cuda
 
 CPU = torch.device("cpu")
-
-ROOM_IN_SOURCE, NOTHING = 1 << 16, 0xDEADBEEF
-
-
-class OnHost:
-    """Starts kernels one after another, and looks whether they kept to their room."""
-
-    def __init__(self, path: Path) -> None:
-        self._library = ctypes.CDLL(str(path))
-        self._room = (ctypes.c_uint32 * ROOM_IN_SOURCE).in_dll(self._library, "flowspec_room")
-        self.started: list[str] = []
-
-    def start(self, name: str, given: ctypes.Structure, blocks: int, room: int) -> None:
-        assert 0 < blocks < 1 << 31
-        assert 4 * room <= 48 << 10, "a GPU's block has no more"
-        beyond = ROOM_IN_SOURCE - room
-        self._room[room:] = [NOTHING] * beyond
-        getattr(self._library, f"flowspec_{name}")(ctypes.byref(given), blocks)
-        assert self._room[room:] == [NOTHING] * beyond, f"{name} writes beyond its room"
-        self.started.append(name)
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> OnHost:
-    made = tmp_path_factory.mktemp("cuda") / "canonical_cu.so"
-    flags = ["-std=gnu11", "-O2", "-ffp-contract=off", "-fPIC", "-Wall", "-Wextra", "-Werror"]
-    words = ["cc", *flags, "-DFLOWSPEC_HOST", "-shared", "-x", "c", str(SOURCE), "-lm", "-o", str(made)]
-    subprocess.run(words, check=True)
-    return OnHost(made)
 
 
 def test_kernels_of_a_gpu_compute_what_is_defined(host: OnHost) -> None:

@@ -28,7 +28,7 @@ from flowspec.model.engine import Engine
 from flowspec.model.engines import Cpu
 from flowspec.model.families import FAMILIES, check_family, decoder_config
 from flowspec.model.files import ModelFiles
-from flowspec.model.gpu import Gpu, array_of, tensor_of
+from flowspec.model.gpu import CudaLibrary, Gpu, array_of, tensor_of
 from flowspec.model.parts import MATRICES, LayerShape, NormPart, Plain
 from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.slice import Slice, embedded
@@ -38,6 +38,7 @@ from flowspec.model.weights import EMBEDDING, LM_HEAD, SliceParts, Span, arrays_
 from tests import ggufs
 from tests.model import definition
 from tests.model.defined_products import DefinedRows, lanes_product
+from tests.model.fake_gpu import OnHost
 from tests.model.functions import multiplied
 from tests.model.slices import (
     assert_faithful,
@@ -469,17 +470,20 @@ def multiplied_there(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", nightly(["bfloat16"], DTYPES))
 @pytest.mark.parametrize("name", VARIANTS)
 def test_torch_computes_layers_with_the_bits_of_programs(
-    name: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: str, host: OnHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on GPUs, here with the same products."""
+    """As on GPUs, with our kernels and without, here with the same products."""
     monkeypatch.setattr(gpu, "in_blocks", multiplied_there)
     programs = slice_of(name, dtype, lambda spec: Cpu(dtype, spec.norm))
-    torchs = slice_of(name, dtype, lambda spec: Gpu(dtype, "torch-in-blocks", spec.norm, "cpu"))
-    for part in (programs, torchs):
+    engines = [Gpu(dtype, "torch-in-blocks", programs.spec.norm, "cpu") for _ in range(2)]
+    engines[1].ops = CudaLibrary(host.start)
+    torchs = [slice_of(name, dtype, lambda spec, own=own: own) for own in engines]
+    for part in (programs, *torchs):
         part.open_cache(0, 64)
         part.open_cache(1, 64)
     for requests in ([(0, 20), (0, 3)], [(20, 1)], [(21, 2), (3, 1)]):
-        assert np.array_equal(run(torchs, requests), run(programs, requests))
+        expected = run(programs, requests)
+        assert all(np.array_equal(run(part, requests), expected) for part in torchs)
 
 
 @pytest.mark.parametrize(
