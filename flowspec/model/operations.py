@@ -26,7 +26,7 @@ from flowspec.model.arithmetic.compiled import (
 )
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.arithmetic.plain import UNIT_EPS
-from flowspec.model.parts import Linear, Packed, RouterPart, Stack
+from flowspec.model.parts import Linear, Packed, Stack
 from flowspec.model.program import NOWHERE, Program, Step, View
 
 _NAMES = (
@@ -51,7 +51,8 @@ HOW_CHOSEN: tuple[tuple[Router, ...], ...] = (
     ("sigmoid",),
 )
 """In the source's order."""
-_HOW = {"": 0} | {name: place for names in (NORMS, FUNCTIONS) for place, name in enumerate(names)}
+_HOW = {name: place for names in (NORMS, FUNCTIONS) for place, name in enumerate(names)}
+_HOW |= {name: place for place, names in enumerate(HOW_CHOSEN) for name in names}
 REGISTERS_MAX = 48
 ALIGNMENT, FLOAT_BYTES = 64, 4
 
@@ -152,7 +153,7 @@ class _Lowering:
                 self._end, self._stage = 0, "anew"
                 self._place(source)  # which is the first
             else:
-                for step in itertools.chain.from_iterable(map(_divided, each)):
+                for step in itertools.chain.from_iterable(map(self._divided, each)):
                     self._lower(step)
         program, count, registers = self._program, len(self._operations), len(self._program.widths)
         assert registers <= REGISTERS_MAX, "the source has no more room"
@@ -192,9 +193,26 @@ class _Lowering:
         arrays = more.pop("weights", step.weights), step.bias, step.scales
         self._add(step.name, step, step.to, [*map(_address, arrays)], **more)
 
+    def _divided(self, step: Step) -> list[Step]:
+        """What the source does of a step one after another."""
+        mixture, mixer, weights = self._program.mixture, self._program.mixer, step.weights
+        shape: dict[str, Any]
+        if step.name == "route" and mixture is not None:
+            scores = step._replace(name="halves", weights=weights.weights, bias=weights.bias)
+            shape = {"inputs": mixture.experts, "outputs": mixture.open, "factor": mixture.factor}
+            shape |= {"how": mixture.router, "heads": mixture.is_normed, "kv_heads": mixture.groups}
+            choice = Step("choose", weights=weights.correction, scales=weights.scales, **shape)
+            return [scores, choice, Step("sort")]
+        if step.name == "sum_up" and isinstance(mixer, DeltaRule):
+            shape = {"inputs": mixer.key_width, "outputs": mixer.value_width}
+            shape |= {"heads": mixer.heads, "kv_heads": mixer.key_heads}
+            recalled = {"name": "recall", "to": NOWHERE, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
+            return [step._replace(**recalled, **shape), Step("step_states", to=step.to, **shape)]
+        return [step]
+
     def _more(self, step: Step) -> dict[str, Any]:
         """What the source wants to know beside what a step says, or in another way."""
-        weights, program = step.weights, self._program
+        weights = step.weights
         match step.name:
             case "norm":
                 width = len(weights)
@@ -209,18 +227,8 @@ class _Lowering:
                 return {"weights": weights.panels, "kind": FORMS[weights.form].number, "how": True}
             case "look_up":
                 return {"weights": weights.weights, "kind": kind_of(weights.weights.dtype)}
-            case "choose":
-                assert program.mixture is not None, "there are experts"
-                mixture = program.mixture
-                how = next(place for place, names in enumerate(HOW_CHOSEN) if mixture.router in names)
-                shape = {"inputs": mixture.experts, "outputs": mixture.open, "kv_heads": mixture.groups}
-                return {**shape, "how": how, "heads": mixture.is_normed, "factor": mixture.factor}
-            case "recall" | "step_states":
-                assert isinstance(program.mixer, DeltaRule), "there are states"
-                mixer = program.mixer
-                shape = {"inputs": mixer.key_width, "outputs": mixer.value_width, "how": mixer.length}
-                shape |= {"heads": mixer.heads, "kv_heads": mixer.key_heads}
-                return {**shape, "factor": mixer.key_width**-0.5, "eps": UNIT_EPS}
+            case "recall":
+                return {"how": len(weights)}
         return {}
 
     def _multiply(self, steps: Sequence[Step]) -> None:
@@ -253,17 +261,6 @@ class _Lowering:
             self._tables.append(table)
             found.append(alike[0]._replace(weights=ctypes.addressof(table), experts=len(alike)))
         return found
-
-
-def _divided(step: Step) -> list[Step]:
-    """What the source does of a step one after another."""
-    if step.name == "route":
-        router: RouterPart = step.weights
-        scores = step._replace(name="halves", weights=router.weights, bias=router.bias)
-        return [scores, Step("choose", weights=router.correction, scales=router.scales), Step("sort")]
-    if step.name == "sum_up":
-        return [step._replace(name="recall", to=NOWHERE), Step("step_states", to=step.to)]
-    return [step]
 
 
 def _operands(linear: Linear) -> list[_Operand]:

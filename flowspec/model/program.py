@@ -31,15 +31,16 @@ class View(NamedTuple):
 
 
 NOWHERE = View(-1, 0, 0)
+"""What a step does without."""
 
 
 class Step(NamedTuple):
-    """What is done with rows: of numbers of `source`, and of an `other` one, numbers of `to` are made. What a
-    name means, and what of the rest it needs, `gpu.Steps` says.
+    """What is done with rows: of numbers of a `source`, and of an `other` one, those of `to` are made. What a
+    name means, and what of the rest it takes, `gpu.Steps` says.
 
     Its registers have `spread` rows for each: one, or one for each expert that the row chose. `weights` are
-    an array, a part that multiplies, or a table's matrix; `inputs` the width of a head, which are `outputs`
-    apart where they are copied; `how` a function, a norm or a dtype.
+    an array, a part or a table's matrix; `inputs` the width of a head, which are `outputs` apart where they
+    are copied; `how` names a function, a norm or a dtype.
     """
 
     name: str
@@ -93,10 +94,7 @@ class Program:
 
 def program_of(parts: Parts, spec: LayerSpec, how: Arithmetic, place: Place) -> Program:
     """Of a layer."""
-    maker = _LayerMaker(parts, spec, how, place)
-    maker.make()
-    dense, own = maker.dense, {"source": place.source, "window": spec.window or None}
-    return maker.program(mixture=dense.mixture, mixer=dense.mixer, **own)
+    return _LayerMaker(parts, spec, how, place).make()
 
 
 def rows_program(
@@ -174,7 +172,7 @@ class _LayerMaker(Maker):
         self._parts: Mapping[str, Any] = parts
         self._spec, self.dense = spec, spec.dense
 
-    def make(self) -> None:
+    def make(self) -> Program:
         dense = self.dense
         norm = self._parts[dense.norm_before_attention or dense.norm_after_attention or dense.norm_before_mlp]
         hidden = self.add("load", to=self.register(len(norm.weights)))
@@ -208,6 +206,8 @@ class _LayerMaker(Maker):
         if dense.has_factor and (factor := self._parts["layer_scalar"]) != 1:
             self.add("scale", hidden, hidden, factor=factor)
         self.add("leave", hidden)
+        own = {"source": self._place.source, "window": self._spec.window or None}
+        return self.program(mixture=dense.mixture, mixer=dense.mixer, **own)
 
     def _normed(self, source: View, name: str) -> View:
         return self.norm(source, self._parts[name]) if name else source
@@ -332,7 +332,11 @@ class _LayerMaker(Maker):
     def _mixture(self, mixture: Mixture, name: str, of: View, rows: View) -> View:
         """Rows choose experts by what they are `of`, are sorted by them, run through each expert's MLP, and
         are added up."""
-        self._route(self._parts[f"{name}router"], of)
+        router: RouterPart = self._parts[f"{name}router"]
+        if router.norm is not None:
+            of = self.norm(of, router.norm, "weights")
+            self.add("scale", of, of, factor=router.factor)
+        self.add("route", of, weights=router)
         self._spread = mixture.chosen
         sorted_rows = self.add("gather", rows, self.register(rows.width))
         (joined,) = self._multiplied(sorted_rows, f"{name}experts.gate_up_proj")
@@ -348,9 +352,3 @@ class _LayerMaker(Maker):
                 self.add("scale", shared, shared, other=gate, how="sigmoid")
             self.add("add", shared, mixed, factor=1.0)
         return mixed
-
-    def _route(self, router: RouterPart, of: View) -> None:
-        if router.norm is not None:
-            of = self.norm(of, router.norm, "weights")
-            self.add("scale", of, of, factor=router.factor)
-        self.add("route", of, weights=router)
