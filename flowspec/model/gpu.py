@@ -426,7 +426,7 @@ class Steps:
             held = rows.cache.inputs(self._program.source)
             held[self._there(rows.slots)] = x[span].to(held.dtype)
 
-    def convolve(self, step: Step, _: None) -> Tensor:
+    def convolve(self, step: Step, _: Tensor) -> Tensor:
         outputs, taps = [], step.weights
         for rows, _span in self._requests():
             held, lines = rows.cache.inputs(self._program.source), self._there(rows.line(len(taps)))

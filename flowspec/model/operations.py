@@ -4,7 +4,6 @@ refer to memory by addresses."""
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -44,6 +43,8 @@ STAGES = {
     **{name: name for name in ("attend", "store", "sort", "convolve", "recall", "step_states")},
 }
 """What threads divide in operations that do not go by rows, or that need others' rows."""
+TOGETHER = {("rows", "store"), ("store", "rows"), ("convolve", "rows")}
+"""Stages of which a thread goes on to the second with the rows of the first."""
 HOW_CHOSEN: tuple[tuple[Router, ...], ...] = (
     ("softmax",),
     ("softmax to 1", "scaled softmax to 1"),
@@ -128,12 +129,6 @@ class _Operand(NamedTuple):
     experts: int = 0
 
 
-@functools.cache
-def _waits(before: str, stage: str) -> bool:
-    is_apart = before not in ("", stage) and {before, stage} != {"rows", "store"}
-    return is_apart and (before, stage) != ("convolve", "rows")
-
-
 class _Lowering:
     """Where registers lie, and when threads wait."""
 
@@ -176,7 +171,8 @@ class _Lowering:
     def _add(self, name: str, step: Step, to: View, where: Sequence[int | None], **more: Any) -> None:
         """Threads wait for each other between operations that go by rows, by outputs and by heads."""
         stage = STAGES.get(name, "rows" if step.spread == 1 else "rows of experts")
-        waits, self._stage = _waits(self._stage, stage), stage
+        before, self._stage = self._stage, stage
+        waits = before not in ("", stage) and (before, stage) not in TOGETHER
         if to is not NOWHERE and to.register not in self._starts:
             self._place(to)
         (source, at, width), (other, other_at, _) = step.source, step.other
