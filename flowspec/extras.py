@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import sys
 from pathlib import Path
 from types import ModuleType
 
 from flowspec.errors import InputError
 
 EXTRAS = {
-    "head": (
-        *("huggingface_hub", "jinja2", "prompt_toolkit", "rich", "shtab"),
-        *("tokenizers", "transformers"),
-    ),
+    "hub": ("huggingface_hub",),
+    "head": ("jinja2", "prompt_toolkit", "rich", "shtab", "tokenizers", "transformers"),
     "serve": ("h11", "prometheus_client", "starlette", "uvicorn"),
     "gpu": ("torch",),
     "grammars": ("llguidance",),
@@ -31,17 +31,27 @@ class MissingPartError(InputError):
 
 
 def how_to_get(extra: str) -> str:
-    """What to run for the packages of an extra."""
-    if (ROOT / "launch" / "install").is_file():
+    """What to run for the packages of an extra, into the environment of this process."""
+    if not (install := ROOT / "launch" / "install").is_file():
+        return f"run {sys.executable} -m pip install 'flowspec[{extra}]'"
+    if Path(sys.prefix) == ROOT / ".venv":
         return f"run launch/install {extra}"
-    return f"run pip install 'flowspec[{extra}]'"
+    return f"run FLOWSPEC_VENV={sys.prefix} {install} {extra}"
+
+
+def is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def missing_part(error: ModuleNotFoundError) -> MissingPartError | None:
-    """What to say of an import that failed, if the module is one of an extra."""
-    module = (error.name or "").partition(".")[0]
+    """What to say of an import that failed, if the module is one of an extra that is not installed."""
+    module = error.name or ""
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return None if extra is None else MissingPartError(module, extra)
+    return None if extra is None or is_installed(module) else MissingPartError(module, extra)
 
 
 def imported(name: str) -> ModuleType:

@@ -26,14 +26,23 @@ def test_modules_are_those_of_the_extras(monkeypatch: pytest.MonkeyPatch, tmp_pa
         for extra, lines in config["options.extras_require"].items()
     }
     for extra, modules in extras.EXTRAS.items():
-        others = {"flowspec[head]", "llguidance"} if extra == "serve" else set()
+        others = {"flowspec[head]", "flowspec[hub]", *["llguidance"] * (extra == "serve")}
         assert {*modules} == {*named[extra]} - others
     all_of_them = re.fullmatch(r"flowspec\[(.+)\]", named["all"][0])
     assert all_of_them is not None
-    assert {*all_of_them[1].split(","), "grammars"} == extras.EXTRAS.keys(), "serve has the grammars"
+    assert {*all_of_them[1].split(","), "grammars", "hub"} == extras.EXTRAS.keys(), "others bring these"
+
+
+def test_an_extra_is_got_into_the_environment_that_lacks_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    install = extras.ROOT / "launch/install"
+    monkeypatch.setattr(sys, "prefix", str(extras.ROOT / ".venv"))
     assert extras.how_to_get("serve") == "run launch/install serve"
+    monkeypatch.setattr(sys, "prefix", "/home/pi/flowspec/venv")
+    assert extras.how_to_get("hub") == f"run FLOWSPEC_VENV=/home/pi/flowspec/venv {install} hub"
     monkeypatch.setattr(extras, "ROOT", tmp_path)  # where it is no checkout
-    assert extras.how_to_get("serve") == "run pip install 'flowspec[serve]'"
+    assert extras.how_to_get("serve") == f"run {sys.executable} -m pip install 'flowspec[serve]'"
 
 
 def test_what_is_of_no_extra_is_an_error_of_its_own() -> None:
@@ -42,9 +51,17 @@ def test_what_is_of_no_extra_is_an_error_of_its_own() -> None:
         import flowspec.none  # type: ignore[import-not-found]  # noqa: F401
     with pytest.raises(ModuleNotFoundError):
         extras.imported("flowspec.none")
-    missing = pytest.raises(extras.MissingPartError, match=r"transformers is not .*: run launch/install head")
+    with pytest.raises(ModuleNotFoundError), IMPORTING:  # which is installed
+        raise ModuleNotFoundError("there is none", name="transformers.none")
+
+
+def test_a_module_of_an_extra_is_missing_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extras, "is_installed", lambda package: False)
+    missing = pytest.raises(
+        extras.MissingPartError, match=r"transformers is not .* head: run .*install.* head$"
+    )
     with missing, IMPORTING:
-        raise ModuleNotFoundError("there is none", name="transformers.models")
+        raise ModuleNotFoundError("there is none", name="transformers")
 
 
 @pytest.mark.parametrize("command", commands.COMMANDS)
@@ -53,7 +70,13 @@ def test_a_stage_has_the_commands_of_a_device_and_names_the_extra_of_others(comm
     hidden = [module for modules in extras.EXTRAS.values() for module in modules]
     code = f"""
 import sys
-sys.modules.update(dict.fromkeys({hidden}))
+from flowspec import extras
+class Absent:
+    def find_spec(self, name, *_unused):
+        if name in {hidden}:
+            raise ModuleNotFoundError(name=name)
+sys.meta_path.insert(0, Absent())
+extras.is_installed = lambda package: False
 from flowspec.cli.main import main
 sys.exit(main([{command!r}, "--help"]))
 """
@@ -65,6 +88,6 @@ sys.exit(main([{command!r}, "--help"]))
     else:
         assert done.returncode == 2
         assert re.fullmatch(
-            rf"flowspec {command}: \w+ is not installed; it is of the extra head: run launch/install head\n",
+            rf"flowspec {command}: \w+ is not installed; it is of the extra head: run .*install.* head\n",
             done.stderr,
         )

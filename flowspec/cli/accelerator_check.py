@@ -27,6 +27,7 @@ from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import OF_ANY_MODEL
 from flowspec.errors import InputError
+from flowspec.extras import imported
 from flowspec.plan.memory import mib
 from flowspec.rounding import rounded
 from flowspec.runtime.health.board import read_board
@@ -82,6 +83,7 @@ def check_flags(args: argparse.Namespace, parsed_defaults: Mapping[str, Any]) ->
 
 
 def run(args: argparse.Namespace) -> int:
+    imported("torch")  # of which the check is told what is right
     path, device = args.report or REPORT, args.device or "auto"
     check_file(path)
     dtypes = OF_ANY_MODEL if args.dtype is None else (args.dtype,)

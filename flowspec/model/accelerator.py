@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import logging
 import platform
 import warnings
 from collections.abc import Mapping
@@ -14,8 +15,11 @@ from typing import Any
 import psutil
 
 from flowspec.errors import InputError, first_line
+from flowspec.extras import how_to_get, imported
 from flowspec.host_memory import NOTHING, host_memory
 from flowspec.model.arithmetic import compiled
+
+log = logging.getLogger("flowspec.kernels")
 
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
 """One is there where a driver has a GPU: servers', Jetsons' of either kind, and Windows' in its Linux."""
@@ -36,15 +40,25 @@ def _torch() -> Any:
 def find(name: str) -> Accelerator:
     """`cpu`, `cuda` (the first GPU), `cuda:N`; `auto` is the first GPU where there is one that torch can use,
     else the CPU. Raises `InputError` for another name, and for a GPU that cannot be used, with the reason."""
-    if name == "cpu" or (name == "auto" and (not has_driver() or absence())):
+    if name == "cpu" or (name == "auto" and not has_driver()):
+        return Accelerator()
+    if name == "auto" and (why := absence()):
+        _tell(why)
         return Accelerator()
     kind, _, number = "cuda:0".partition(":") if name in ("auto", "cuda") else name.partition(":")
     if kind != "cuda" or not number.isdecimal():
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {name!r}")
+    imported("torch")
     if why := absence(int(number)):
         advice = "use --device cpu, or a torch for this machine's GPU (docs/devices.md)"
         raise InputError(f"--device {name}: {why}; {advice}")
     return Accelerator(int(number))
+
+
+@functools.cache
+def _tell(why: str) -> None:
+    """Once in this process."""
+    log.warning("the driver of a GPU is here, but the CPU computes: %s", why)
 
 
 def has_driver() -> bool:
@@ -55,7 +69,7 @@ def has_driver() -> bool:
 def absence(index: int = 0) -> str:
     """Why torch cannot use this GPU; empty where it can."""
     if importlib.util.find_spec("torch") is None:
-        return "torch is not installed"
+        return f"torch is not installed; {how_to_get('gpu')}"
     torch = _torch()
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) was built without CUDA"

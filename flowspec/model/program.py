@@ -112,7 +112,7 @@ def rows_program(
     if norm is not None:
         found = maker.norm(found, norm)
     if linear is not None:
-        (found,) = maker.multiply(found, replace(linear, is_fine=are_logits))
+        (found,) = maker.multiply(found, replace(linear, is_fine=linear.is_fine or are_logits))
     maker.carry(found, dtype="float32" if are_logits else how.dtype)
     return maker.program()
 

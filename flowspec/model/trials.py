@@ -42,8 +42,8 @@ CHILD_S = 120.0
 a slow card takes most of a minute."""
 _DRIVER_FILES = ("proc/driver/nvidia/version", "etc/nv_tegra_release", "proc/device-tree/model")
 _GPU_FILES = "proc/driver/nvidia/gpus/*/information"
-_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM)
-"""Signals that come from outside, as from the system where memory runs out: none is a kernel's own fault."""
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGBUS)
+"""Signals that come from outside, as where memory runs out or a disk fails: none is a kernel's own fault."""
 
 
 log = logging.getLogger("flowspec.kernels")
@@ -117,9 +117,13 @@ def prepare() -> tuple[Verdict, str]:
     global _library
     if _library is not None and compiled.library() is not None:
         return _library
-    faults: list[str] = []
+    faults, wrong = list[str](), False
     for built_for, path_of in build.libraries(functools.partial(_look.get(), COMPILING)):
-        path = path_of()
+        try:
+            path = path_of()
+        except InputError as error:
+            faults.append(str(error))
+            continue
         verdict = _verdict(path.stem, [*CHILD, str(path)])
         if not verdict.fault:
             compiled.use(compiled.Library(path))
@@ -129,6 +133,9 @@ def prepare() -> tuple[Verdict, str]:
             return _library
         if path.parent != build.WHEEL_FOLDER or verdict.fault != NOT_OF_THIS_PROCESSOR:
             faults.append(f"kernels that were compiled with {built_for}: {verdict.fault}")
+            wrong = True
+    if not wrong:
+        raise InputError("; ".join(faults))
     raise NoRightKernelError(
         f"FlowSpec's kernels do not run right on {processor()}: {'; '.join(faults)}; install another gcc or "
         "clang, and try again"

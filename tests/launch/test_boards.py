@@ -171,7 +171,7 @@ def test_a_device_that_is_gone_fails_alone_and_others_get_a_stage_without_torch(
     assert boards.run("install") == (1, [gone, "it: installed FlowSpec 0.1.0"], "")
     home = boards.homes / "it"
     (installed,) = (home / "pip").read_text().splitlines()
-    assert installed.endswith("/source[discovery,grammars]")
+    assert installed.endswith("/source[discovery,grammars,hub]")
     assert not (home / "flowspec/source.new").exists()
 
 

@@ -262,24 +262,31 @@ def test_without_a_compiler_or_room_nothing_is_built(
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Libraries as in a wheel, for a level that this processor lacks and for one that it has."""
-    folder, name = tmp_path / "built", "canonical-hash.so"
+    """Libraries as in a wheel, for a level that this processor lacks and for one that it has; nothing can be
+    compiled."""
+    folder = tmp_path / "built"
     monkeypatch.setattr(build, "WHEEL_FOLDER", folder)
     monkeypatch.setattr(build, "WHEEL", {platform.machine(): {"best": (), "least": ()}})
+    monkeypatch.setattr(build, "levels", lambda: iter([("-march=0",)]))
+    monkeypatch.setattr(build, "build", no_compiler)
     monkeypatch.delenv("FLOWSPEC_CFLAGS", raising=False)
     monkeypatch.setattr(trials, "_library", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder.mkdir()
+    (folder / build.OPENMP).write_bytes(b"OpenMP")
     for level, made in (("best", shim("__builtin_trap();", tmp_path)), ("least", RIGHT)):
-        shutil.copy(made, folder / name)
-        (folder / name).rename(folder / f"{level}-{build._hash(folder / name)}.so")
+        shutil.copy(made, folder / "made.so")
+        (folder / "made.so").rename(folder / f"{level}-{build._wheel_hash(folder / 'made.so')}.so")
     return folder
 
 
+def no_compiler(*_unused: object) -> Path:
+    raise InputError("no C compiler works there; install gcc")
+
+
 def test_the_best_library_of_a_wheel_that_runs_here_is_used_without_a_compiler(
-    wheel: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    wheel: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(build, "levels", lambda: pytest.fail("nothing is compiled"))
     assert prepare()[1] == ""
     library = compiled.library()
     assert library is not None
@@ -288,17 +295,30 @@ def test_the_best_library_of_a_wheel_that_runs_here_is_used_without_a_compiler(
     assert caplog.text == "", "a level that is of other processors is no fault"
 
 
-def test_a_damaged_library_of_a_wheel_is_not_loaded_and_flags_have_it_compiled(
+@pytest.mark.parametrize("name", ["least-*.so", build.OPENMP, "source"])
+def test_a_damaged_or_old_wheel_is_named_and_not_loaded_until_it_is_installed_again(
+    name: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "source":
+        damaged = tmp_path / "canonical.c"
+        shutil.copy(build.SOURCE, damaged)
+        monkeypatch.setattr(build, "SOURCE", damaged)
+    else:
+        (damaged,) = wheel.glob(name)
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:-1] + b"?")
+    told = r"least-\w+.so is damaged, or of another version; install FlowSpec's wheel again; no C compiler"
+    with pytest.raises(InputError, match=told):
+        prepare()
+    damaged.write_bytes(whole)
+    assert prepare()[1] == ""
+
+
+def test_where_flags_are_given_no_library_of_a_wheel_counts(
     wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (least,) = wheel.glob("least-*.so")
-    whole = [name for name, _ in build.libraries(lambda share: None)]
-    least.write_bytes(least.read_bytes()[:-1] + b"?")
-    assert [name for name, _ in build.libraries(lambda share: None)] == [
-        each for each in whole if each != "least"
-    ]
     monkeypatch.setenv("FLOWSPEC_CFLAGS", "-O1")
-    assert not {"best", "least"}.intersection(name for name, _ in build.libraries(lambda share: None))
+    assert [name for name, _ in build.libraries(lambda share: None)] == ["-march=0"]
 
 
 def test_libraries_of_a_wheel_are_built_for_each_level_and_find_openmp_beside_them(
@@ -307,7 +327,8 @@ def test_libraries_of_a_wheel_are_built_for_each_level_and_find_openmp_beside_th
     build.build_wheel(platform.machine(), folder := tmp_path / "made")
     names = {path.name.rpartition("-")[0] for path in folder.glob("*-*.so")}
     assert names == build.WHEEL[platform.machine()].keys()
-    assert (folder / "libgomp.so.1").is_file()
+    assert (folder / build.OPENMP).is_file()
+    assert "GCC" in (folder / "LICENSE.libgomp").read_text("utf-8")
     for path in folder.glob("*-*.so"):
-        assert path.stem.endswith(build._hash(path))
+        assert path.stem.endswith(build._wheel_hash(path))
         assert b"$ORIGIN" in path.read_bytes()

@@ -54,7 +54,12 @@ WHEEL: dict[str, dict[str, Level]] = {
 """What libraries of a wheel are built for, by the machine's name, the best first. Tuned for no processor,
 code with AVX-512 takes half as long again to decode on Zen 4."""
 WHEEL_FOLDER = Path(__file__).with_name("built")
-"""Where the libraries of a wheel lie: `{level}-{hash}.so`, and the OpenMP that they use."""
+"""Where the libraries of a wheel lie, `{level}-{hash}.so`, and the OpenMP that they use, which is GCC's."""
+OPENMP = "libgomp.so.1"
+OPENMP_LICENSE = (
+    "libgomp.so.1 is a part of GCC: https://gcc.gnu.org, GNU General Public License 3 with the GCC Runtime "
+    "Library Exception 3.1, https://www.gnu.org/licenses/gcc-exception-3.1.html\n"
+)
 BUILD_S = 900.0
 ROOM_BYTES = 8 << 20
 """What building takes of a disk, several times over."""
@@ -77,10 +82,20 @@ def libraries(tell: Callable[[float], None]) -> Iterator[tuple[str, Callable[[],
     these count alone."""
     for name in () if os.environ.get("FLOWSPEC_CFLAGS") else WHEEL.get(platform.machine(), ()):
         for path in sorted(WHEEL_FOLDER.glob(f"{name}-*.so")):
-            if path.name == f"{name}-{_hash(path)}.so":  # else it is damaged
-                yield name, functools.partial(Path, path)
+            yield name, functools.partial(_came, path)
     for level in levels():
         yield " ".join(level), functools.partial(build, level, tell)
+
+
+def _came(path: Path) -> Path:
+    """One of a wheel's libraries. Raises `InputError` where it is not what was built."""
+    try:
+        if path.stem.endswith(_wheel_hash(path)):
+            return path
+        why = "is damaged, or of another version"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    raise InputError(f"{path} {why}; install FlowSpec's wheel again")
 
 
 def build(level: Level = (), tell: Callable[[float], None] = lambda share: None) -> Path:
@@ -135,17 +150,24 @@ def _hash(path: Path) -> str:
     return hashlib.sha256(read_regular(path, OWN_BYTES_MAX)).hexdigest()[:24]
 
 
+def _wheel_hash(path: Path) -> str:
+    """Of all that the library of a wheel is made of and stands on."""
+    files = SOURCE, path, path.with_name(OPENMP)
+    return hashlib.sha256(b"".join(read_regular(each, OWN_BYTES_MAX) for each in files)).hexdigest()[:24]
+
+
 def build_wheel(machine: str, folder: Path) -> None:
     """Builds the libraries of a wheel for a machine into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     compiler, made = os.environ.get("CC", "gcc"), folder / "made.so"
+    asked = [compiler, f"-print-file-name={OPENMP}"]
+    found = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
+    shutil.copyfile(found, folder / OPENMP)
+    (folder / "LICENSE.libgomp").write_text(OPENMP_LICENSE, "utf-8")
     for name, level in WHEEL[machine].items():
         command = [compiler, *FLAGS, *level, THREADS_FLAG, "-s", "-Wl,-rpath,$ORIGIN", str(SOURCE), "-lm"]
         subprocess.run([*command, "-o", str(made)], check=True)
-        made.rename(folder / f"{name}-{_hash(made)}.so")
-    asked = [compiler, "-print-file-name=libgomp.so.1"]
-    found = subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip()
-    shutil.copyfile(found, folder / "libgomp.so.1")
+        made.rename(folder / f"{name}-{_wheel_hash(made)}.so")
 
 
 def _compile(command: list[str], folder: Path, name: str) -> Path:
