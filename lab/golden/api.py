@@ -260,7 +260,7 @@ def _end_of(server: Server) -> Observation:
 def _model_with_tools(place: Place) -> Path:
     """The bundled model, the largest of the package that chats, with a template that has tools."""
     folder = place.home / "toy-with-tools"
-    shutil.copytree(shipped_models(place)[-1], folder)
+    shutil.copytree(shipped_models()[-1], folder)
     (folder / "chat_template.jinja").write_text(requests.TEMPLATE, "utf-8")
     return folder
 

@@ -295,7 +295,7 @@ def job_seen(place: Place, key: str, job: Job) -> list[Observation]:
         (own.home / name).parent.mkdir(parents=True, exist_ok=True)
         (own.home / name).write_text(text, "utf-8")
     if job.small:
-        shutil.copytree(shipped_models(place)[0], own.home / job.small)
+        shutil.copytree(shipped_models()[0], own.home / job.small)
     return [each for call in job.calls for each in _seen(own, key.partition("-")[0], call)]
 
 

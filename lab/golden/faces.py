@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import psutil
 import pyte
 
+from flowspec.model.files import DEMO_FOLDER
 from lab.golden.place import KEPT, Place
 
 T = TypeVar("T")
@@ -218,9 +219,9 @@ def piped(
     return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
 
-def shipped_models(place: Place) -> list[Path]:
+def shipped_models() -> list[Path]:
     """Gives the folders of the package's models that chat, smallest first; the bundled one is the last."""
-    folders = [path.parent for path in place.tree.glob("flowspec/**/chat_template.jinja")]
+    folders = [path.parent for path in DEMO_FOLDER.glob("*/chat_template.jinja")]
     return sorted(folders, key=lambda folder: (folder / "model.safetensors").stat().st_size)
 
 

@@ -336,7 +336,7 @@ def refused(place: Place, index: int, case: Case, ports: Mapping[str, str]) -> O
     """Gives how a command ends, and what it writes."""
     own = own_place(place, f"case-{index:03}")
     if case.bundled:
-        shutil.copytree(shipped_models(place)[-1], own.home / case.bundled)
+        shutil.copytree(shipped_models()[-1], own.home / case.bundled)
     for path, content in case.files.items():
         file = own.home / path
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from typing import Any
 from gguf import GGMLQuantizationType
 
 from flowspec import LLM, Answer, Cluster
+from flowspec.model.files import bundled_folder
 from lab.golden.daemons import Daemon, daemons
 from lab.golden.place import Place, UnavailableError, smollm2
 from lab.golden.recording import Absent, Observation
@@ -68,7 +69,7 @@ LINES = {name: {"drafter": "ngram"} for name in METHODS}
 
 
 def toy(place: Place) -> Model:
-    checkpoint, packed = place.tree / "flowspec" / "demo" / "target", place.home / "toy.gguf"
+    checkpoint, packed = bundled_folder("target"), place.home / "toy.gguf"
     ggufs.convert(checkpoint, packed, (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q8_0))
     plain = ("float32", "bfloat16", "int8", "int4")
     return Model(
