@@ -46,6 +46,7 @@ TOYS = ("block", "draft-code", "draft-math", "draft-plays", "eagle", "eagle3", "
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 _SAMPLE_BYTES = 1 << 16
 _KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
+_KINDS |= {"list[int]": "a list of them", "NoneType": "null"}
 """In words, what transformers expects a field to be."""
 
 
@@ -245,6 +246,10 @@ class ModelFiles:
             line = re.sub(r"^Class validation error for validator '\w+': \w+: ", "", line)
             if field := re.search(r"[Ff]ield '(\w+)' expected (\w+),", line):
                 expected = _KINDS.get(field[2], field[2])
+                line = f"{field[1]}: expected {expected}, got {self.raw_config().get(field[1])!r:.80}"
+            elif field := re.search(r"[Ff]ield '(\w+)' with value .* any type in \((.*?)\)", line):
+                types = (each.strip("<>").removeprefix("class ").strip("'") for each in field[2].split(", "))
+                expected = " or ".join(_KINDS.get(each, each) for each in types)
                 line = f"{field[1]}: expected {expected}, got {self.raw_config().get(field[1])!r:.80}"
             raise InputError(f"cannot read the {name} of {self.model!r}: {line}") from None
 

@@ -8,6 +8,7 @@ filled in place from the memory-mapped files, so a device never holds its slice 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,8 @@ EMBEDDING, NORM, LM_HEAD = "embedding", "norm", "lm_head"
 SliceParts = dict[Owner, Any]
 """What a slice is computed by, by owner: the parts of its layers, the embedding's matrix, the final norm and
 `lm_head`."""
+_OF_MTP = "eh_proj.weight"
+"""What an MTP layer has, which some families count behind the model's own."""
 _OF_KEYS_AND_VALUES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
 
 
@@ -356,10 +359,18 @@ class _Reader:
 
 
 def check_all_used(spec: ModelSpec, span: Span, weights: Sequence[Weight], tensors: Tensors) -> None:
-    """Refuses tensors among a slice's own that its layers have no place for (biases, sinks, scales): they
-    belong to another model."""
+    """Refuses tensors among a slice's own that its layers have no place for (biases, sinks, scales), and at
+    the end layers that are none of the model: they belong to another."""
     family = family_named(spec)
     root = family.root(tensors)
+    layer_of = re.compile(rf"{re.escape(root.prefix)}layers\.(\d+)\.")
+    layers = {int(found[1]) for name in tensors if span.is_last and (found := layer_of.match(name))}
+    for layer in sorted(layers - {*range(len(spec.layers))}):
+        if f"{root.prefix}layers.{layer}.{_OF_MTP}" not in tensors:
+            raise InputError(
+                f"config.json: num_hidden_layers: expected {1 + max(layers)}, since the checkpoint holds "
+                f"layers 0 to {max(layers)}, got {len(spec.layers)}"
+            )
     own = [f"{root.prefix}layers.{index}." for index in range(span.first, span.end)]
     if span.is_last:
         own += [f"{root.prefix}{family.last_norm}.", root.lm_head.removesuffix("weight")]

@@ -184,6 +184,13 @@ def test_a_config_that_transformers_refuses_is_one_line(single: Path, change: di
     assert len(str(caught.value).splitlines()) == 1
 
 
+def test_a_field_of_a_kind_that_is_none_of_several_is_told_in_words(single: Path) -> None:
+    (single / "config.json").write_text(json.dumps({**CONFIG, "eos_token_id": "x"}))
+    told = "eos_token_id: expected a whole number or a list of them or null, got 'x'$"
+    with pytest.raises(InputError, match=told):
+        ModelFiles(str(single)).config()
+
+
 def test_the_fingerprint_names_the_content(sharded: Path, tmp_path: Path) -> None:
     own = ModelFiles(str(sharded)).fingerprint()
     copy = tmp_path / "copy"
