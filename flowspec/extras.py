@@ -35,7 +35,8 @@ def how_to_get(extra: str) -> str:
     if not (install := ROOT / "launch" / "install").is_file():
         return f"run {sys.executable} -m pip install 'flowspec[{extra}]'"
     if Path(sys.prefix) == ROOT / ".venv":
-        return f"run launch/install {extra}"
+        here = Path("launch/install")
+        return f"run {here if here.exists() and here.samefile(install) else install} {extra}"
     return f"run FLOWSPEC_VENV={sys.prefix} {install} {extra}"
 
 
@@ -47,11 +48,14 @@ def is_installed(package: str) -> bool:
     return True
 
 
-def missing_part(error: ModuleNotFoundError) -> MissingPartError | None:
-    """What to say of an import that failed, if the module is one of an extra that is not installed."""
+def missing_part(error: ModuleNotFoundError, command: str = "") -> MissingPartError | None:
+    """What to say of an import that failed, if the module is one of an extra that is not installed; a command
+    may have an extra of its name, which brings others."""
     module = error.name or ""
     extra = next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-    return None if extra is None or is_installed(module) else MissingPartError(module, extra)
+    if extra is None or is_installed(module):
+        return None
+    return MissingPartError(module, command if command in EXTRAS else extra)
 
 
 def imported(name: str) -> ModuleType:

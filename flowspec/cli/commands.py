@@ -181,9 +181,10 @@ def run(argv: Sequence[str]) -> int:
     try:
         return _run(_parsed(argv), argv)
     except ModuleNotFoundError as error:
-        if (missing := missing_part(error)) is None:
+        command = " ".join(_picked(argv))
+        if (missing := missing_part(error, command)) is None:
             raise
-        note(f"flowspec {' '.join(_picked(argv))}: {missing}")
+        note(f"flowspec {command}: {missing}")
         return missing.exit_status
 
 

@@ -221,7 +221,7 @@ def test_a_terminal_shows_what_is_installed_and_ctrl_c_is_one_line(tmp_path: Pat
     assert status == 130
     _, _, after = shown.partition("^C")
     assert after.replace("\r\x1b[K", "").split("\r\n") == [
-        "launch/packages: stopped; run it again, it goes on",
+        "stopped; run the same command again, it goes on",
         "",
     ]
     (tmp_path / "slow").unlink()

@@ -535,9 +535,11 @@ static void linear_part(const float *x, const float *divided, int64_t rows, int6
 #elif VECTOR_BYTES == 64
 #define PAIR_ROWS 4
 #define PAIR_OUTPUTS 4
+#define ALONE_OUTPUTS 8 /* of a row that comes alone: steps wait for those before them, of others they do not */
 #else
 #define PAIR_ROWS 2
 #define PAIR_OUTPUTS 2
+#define ALONE_OUTPUTS 4
 #endif
 #define PAIR_TILE (PAIR_ROWS * PAIR_OUTPUTS)
 #define NEAR_WEIGHTS (256 << 10) /* bytes that stay in the second cache while rows pass */
@@ -558,8 +560,9 @@ INLINE vector pairs_added(vector sums, __m512i x, __m512i w) {
  * constant) rows of weights from `ahead` on, which come later, memory is asked for what it has. Where rows are
  * `few` the processor is faster than memory, and would ask for weights itself, in an order in which memory is
  * slow: loading rows again for each output holds it back, which made a pass faster by a third. */
-INLINE void add_pairs(int outputs, int portion, int few, const uint16_t *x, const uint16_t *w, int64_t in,
+INLINE void add_pairs(int count, int outputs, int portion, int few, const uint16_t *x, const uint16_t *w, int64_t in,
                       const uint16_t *ahead, Lanes *lanes) {
+    (void)count;
     vector *sums = &lanes[0].parts[0];
     const int64_t whole = in / STEP * STEP;
 #pragma GCC unroll 24
@@ -621,8 +624,8 @@ static float pair_step(float x, float y, float total) {
 }
 
 /* Lane by lane, where a processor has no fused steps, or rounds some number near the smallest otherwise. */
-static void add_pairs_exactly(int outputs, const uint16_t *x, const uint16_t *w, int64_t in, Lanes *lanes) {
-    for (int r = 0; r < PAIR_ROWS; r++)
+static void add_pairs_exactly(int count, int outputs, const uint16_t *x, const uint16_t *w, int64_t in, Lanes *lanes) {
+    for (int r = 0; r < count; r++)
         for (int o = 0; o < outputs; o++) {
             float sums[LANES] = {0};
             for (int64_t i = 0; i < (in + STEP - 1) / STEP * STEP; i++) {
@@ -667,19 +670,19 @@ INLINE int end_flush(uint64_t before) {
 }
 
 /* The products of a step of all lanes, of rows and outputs that are constants. */
-INLINE void pair_steps(int outputs, const uint16_t *x, const uint16_t *w, int64_t stride, Lanes *sums) {
+INLINE void pair_steps(int count, int outputs, const uint16_t *x, const uint16_t *w, int64_t stride, Lanes *sums) {
 #pragma GCC unroll 4
     for (int p = 0; p < PARTS; p++) {
-        integers first[PAIR_OUTPUTS];
-#pragma GCC unroll 4
+        integers first[PAIR_TILE];
+#pragma GCC unroll 8
         for (int o = 0; o < outputs; o++)
             memcpy(&first[o], w + o * stride + p * 2 * WIDTH, sizeof first[o]);
 #pragma GCC unroll 4
-        for (int r = 0; r < PAIR_ROWS; r++) {
+        for (int r = 0; r < count; r++) {
             integers both;
             memcpy(&both, x + r * STEP + p * 2 * WIDTH, sizeof both);
             const vector even = (vector)(both << 16), odd = (vector)(both & (int32_t)0xffff0000);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int o = 0; o < outputs; o++) {
                 vector *sum = &sums[r * outputs + o].parts[p];
                 *sum = fused(odd, (vector)(first[o] & (int32_t)0xffff0000), *sum);
@@ -690,49 +693,53 @@ INLINE void pair_steps(int outputs, const uint16_t *x, const uint16_t *w, int64_
 }
 #endif
 
-/* As lanes, rows by `outputs`, a constant. Rows lie step by step, PAIR_ROWS times 32 inputs. */
-INLINE void add_pairs(int outputs, int portion, int few, const uint16_t *x, const uint16_t *w, int64_t in,
+/* As lanes, `count` rows by `outputs`, constants. Rows lie step by step, PAIR_ROWS times 32 inputs. */
+INLINE void add_pairs(int count, int outputs, int portion, int few, const uint16_t *x, const uint16_t *w, int64_t in,
                       const uint16_t *ahead, Lanes *lanes) {
     (void)portion, (void)few, (void)ahead;
 #ifdef HAS_STEPS
     const int64_t whole = in / STEP * STEP;
     Lanes sums[PAIR_TILE];
 #pragma GCC unroll 16
-    for (int i = 0; i < PAIR_ROWS * outputs; i++)
+    for (int i = 0; i < count * outputs; i++)
         for (int p = 0; p < PARTS; p++)
             sums[i].parts[p] = all(0.0f);
     const uint64_t before = flush();
     for (int64_t i = 0; i < whole; i += STEP)
-        pair_steps(outputs, x + PAIR_ROWS * i, w + i, in, sums);
+        pair_steps(count, outputs, x + PAIR_ROWS * i, w + i, in, sums);
     if (whole < in) {
-        uint16_t rest[PAIR_OUTPUTS * STEP] = {0};
+        uint16_t rest[PAIR_TILE * STEP] = {0};
         for (int o = 0; o < outputs; o++)
             memcpy(rest + o * STEP, w + o * in + whole, 2 * (in - whole));
-        pair_steps(outputs, x + PAIR_ROWS * whole, rest, STEP, sums);
+        pair_steps(count, outputs, x + PAIR_ROWS * whole, rest, STEP, sums);
     }
-    memcpy(lanes, sums, sizeof(Lanes) * PAIR_ROWS * outputs);
+    memcpy(lanes, sums, sizeof(Lanes) * count * outputs);
     __asm__ volatile("" ::: "memory"); /* all steps are before this */
     if (!end_flush(before))
         return;
 #endif
-    add_pairs_exactly(outputs, x, w, in, lanes);
+    add_pairs_exactly(count, outputs, x, w, in, lanes);
 }
 #endif
 
-/* Of at most PAIR_ROWS rows from `row` on and PAIR_OUTPUTS outputs, or of one. */
-INLINE void tile_of_pairs(int outputs, int portion, int few, const Pairs *at, const uint16_t *x, int64_t row,
+/* Of at most `count` rows from `row` on, PAIR_ROWS or one, and some outputs, constants both. */
+INLINE void tile_of_pairs(int count, int outputs, int portion, int few, const Pairs *at, const uint16_t *x, int64_t row,
                           int64_t first, int64_t ahead) {
     Lanes lanes[PAIR_TILE];
     float sums[PAIR_TILE + SUMS_ROOM];
-    add_pairs(outputs, portion, few, x, at->w + first * at->in, at->in, at->w + ahead * at->in, lanes);
-    sums_of_lanes(lanes, PAIR_ROWS * outputs, sums);
-    for (int r = 0; r < PAIR_ROWS && r < at->rows - row; r++)
+    add_pairs(count, outputs, portion, few, x, at->w + first * at->in, at->in, at->w + ahead * at->in, lanes);
+    sums_of_lanes(lanes, count * outputs, sums);
+    for (int r = 0; r < count && r < at->rows - row; r++)
         memcpy(at->y + (row + r) * at->out + first, sums + r * outputs, sizeof(float) * outputs);
 }
 
 /* Outputs from `begin` to `end` of all rows. Blocks of weights stay near while rows pass by PAIR_ROWS, and
  * meanwhile the next block is fetched, portion by portion. */
 static void outputs_of_pairs(const Pairs *at, const uint16_t *x, int64_t begin, int64_t end) {
+#ifdef ALONE_OUTPUTS
+    for (; at->rows == 1 && begin + ALONE_OUTPUTS <= end; begin += ALONE_OUTPUTS)
+        tile_of_pairs(1, ALONE_OUTPUTS, 0, 0, at, x, 0, begin, begin);
+#endif
     const int64_t steps = (at->in + STEP - 1) / STEP, row_bytes = 2 * STEP * steps;
     const int64_t groups = 1 + at->rows * row_bytes / NEAR_ROWS, all_tiles = (at->rows + PAIR_ROWS - 1) / PAIR_ROWS;
     const int64_t group = (all_tiles + groups - 1) / groups * PAIR_ROWS;
@@ -750,7 +757,7 @@ static void outputs_of_pairs(const Pairs *at, const uint16_t *x, int64_t begin, 
                 int64_t first = o;
                 for (; first + PAIR_OUTPUTS <= block_end; first += PAIR_OUTPUTS) {
                     int some = ahead + portion <= ahead_end ? portion : 0;
-#define TILE(some, few) tile_of_pairs(PAIR_OUTPUTS, some, few, at, rows, row, first, ahead)
+#define TILE(some, few) tile_of_pairs(PAIR_ROWS, PAIR_OUTPUTS, some, few, at, rows, row, first, ahead)
                     if (tiles == 1 && some)
                         TILE(6, 1);
                     else if (some == 3)
@@ -765,7 +772,7 @@ static void outputs_of_pairs(const Pairs *at, const uint16_t *x, int64_t begin, 
                     ahead += some;
                 }
                 for (; first < block_end; first++)
-                    tile_of_pairs(1, 0, 0, at, rows, row, first, first);
+                    tile_of_pairs(PAIR_ROWS, 1, 0, 0, at, rows, row, first, first);
             }
         }
     }
