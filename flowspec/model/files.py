@@ -42,7 +42,7 @@ TOY_TOLD = (
     f"the {TOY}: outside of sums, code and plays it talks nonsense; a real model: --model Qwen/Qwen3-0.6B"
 )
 TOYS = ("block", "draft-code", "draft-math", "draft-plays", "eagle", "eagle3", "mid")
-"""Those beside the bundled pair, which have a package of their own; in a checkout all are there."""
+"""Toy models other than the bundled pair, which have a package of their own; in a checkout all are there."""
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 _SAMPLE_BYTES = 1 << 16
 _KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}

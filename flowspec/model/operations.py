@@ -207,7 +207,7 @@ class _Lowering:
         return [step]
 
     def _more(self, step: Step) -> dict[str, Any]:
-        """What the source wants to know beside what a step says, or in another way."""
+        """What the source wants to know that a step does not say, or says in another way."""
         weights = step.weights
         match step.name:
             case "norm":

@@ -43,8 +43,6 @@ EMBEDDING, NORM, LM_HEAD = "embedding", "norm", "lm_head"
 SliceParts = dict[Owner, Any]
 """What a slice is computed by, by owner: the parts of its layers, the embedding's matrix, the final norm and
 `lm_head`."""
-_OF_MTP = "eh_proj.weight"
-"""What an MTP layer has, which some families count behind the model's own."""
 _OF_KEYS_AND_VALUES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
 
 
@@ -365,8 +363,9 @@ def check_all_used(spec: ModelSpec, span: Span, weights: Sequence[Weight], tenso
     root = family.root(tensors)
     layer_of = re.compile(rf"{re.escape(root.prefix)}layers\.(\d+)\.")
     layers = {int(found[1]) for name in tensors if span.is_last and (found := layer_of.match(name))}
+    mtp = "" if family.mtp is None else f"{family.mtp.projection}.weight"  # some count it after their own
     for layer in sorted(layers - {*range(len(spec.layers))}):
-        if f"{root.prefix}layers.{layer}.{_OF_MTP}" not in tensors:
+        if f"{root.prefix}layers.{layer}.{mtp}" not in tensors:
             raise InputError(
                 f"config.json: num_hidden_layers: expected {1 + max(layers)}, since the checkpoint holds "
                 f"layers 0 to {max(layers)}, got {len(spec.layers)}"

@@ -3,6 +3,7 @@ refused before a weight is read."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -212,16 +213,18 @@ def test_tensors_that_nothing_would_use_are_refused(tmp_path: Path) -> None:
         Slice.load(ModelFiles(str(folder)), Span(first=2, end=3, count=4), "float32")  # has none of them
 
 
-def test_layers_behind_those_that_the_config_counts_are_refused_but_for_mtp(tmp_path: Path) -> None:
-    folder = make_variant(tmp_path, "qwen3")
+@pytest.mark.parametrize("name", ["qwen3", "glm4-moe"])
+def test_layers_that_the_config_does_not_count_are_refused_but_for_mtp(name: str, tmp_path: Path) -> None:
+    folder = make_variant(tmp_path, name)
     path, count = folder / "model.safetensors", ModelFiles(str(folder)).raw_config()["num_hidden_layers"]
     tensors, last = load_file(path), f"model.layers.{count}."
-    save_file({**tensors, f"{last}input_layernorm.weight": torch.ones(4)}, path)
+    tensors = {each: value for each, value in tensors.items() if not each.startswith(last)}
+    more = {f"{last}input_layernorm.weight": torch.ones(4)}
     told = f"num_hidden_layers: expected {count + 1}, .* layers 0 to {count}, got {count}$"
-    with pytest.raises(InputError, match=told):
-        load(folder, [0, count])
-    save_file({**tensors, f"{last}eh_proj.weight": torch.ones(4)}, path)
-    load(folder, [0, count])
+    for mtp, is_refused in ({}, True), ({f"{last}eh_proj.weight": torch.ones(4)}, name == "qwen3"):
+        save_file({**tensors, **more, **mtp}, path)
+        with pytest.raises(InputError, match=told) if is_refused else contextlib.nullcontext():
+            load(folder, [0, count])
 
 
 # ----------------------------------------------------------------------------------------------------
