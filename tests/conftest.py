@@ -31,8 +31,8 @@ os.environ["XDG_RUNTIME_DIR"] = _state.name  # nor is what daemons were promised
 # Its list of fonts takes long to make.
 os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))
 os.environ["XDG_CACHE_HOME"] = make_cache(Path(_state.name) / "cache")  # nor are digests of weights
-for _name in ("COLUMNS", "LINES"):
-    os.environ.pop(_name, None)  # a worker of the suite has them, and no terminal
+for _name in ("COLUMNS", "LINES", "FLOWSPEC_CONSTRAINTS", "FLOWSPEC_VENV", "PYTHON"):
+    os.environ.pop(_name, None)  # a worker of the suite has them, and no terminal; the rest is launch/test's
 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60 // (nightly.FEWER or 1))
 settings.register_profile("nightly", settings.get_profile("suite"), derandomize=False, max_examples=500)

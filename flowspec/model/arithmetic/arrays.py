@@ -51,7 +51,7 @@ def widened(x: Numbers) -> F32:
     if x.dtype != np.uint16:
         return x.astype(np.float32, copy=False)
     wide = x.astype(np.uint32)
-    wide <<= 16
+    wide <<= np.uint32(16)  # else numpy 1 takes a single number for another kind
     return wide.view(np.float32)
 
 
