@@ -1,0 +1,279 @@
+"""What comes from outside as types: `fit` makes structs of JSON, TOML or msgpack, and tells in a line what
+does not fit.
+
+Bounds stand in the types (`Annotated[int, Meta(ge=0)]`), rules between fields in `__post_init__`, by
+`expect`. msgspec checks both when it decodes; it does not check types and bounds of what the program itself
+builds, which `checked` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import typing
+from collections.abc import Collection, Mapping, Set
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from flowspec.errors import meant
+
+Fitted = TypeVar("Fitted")
+Path = tuple[str | int, ...]
+"""Where a value stands: names of fields, and places in lists."""
+NOTHING = object()
+"""What came where nothing came."""
+SHOWN_CHARS_MAX = 80
+KNOWN_SHOWN_MAX = 40
+"""Names that are told where one is not known."""
+
+
+class Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An object of JSON or TOML: it has no other fields than these. `NOUN` is what people call it.
+
+    A class that inherits says `frozen` and `kw_only` again, which msgspec and type checkers do not inherit.
+    """
+
+    NOUN: ClassVar[str] = "an object"
+
+
+class Misfit(ValueError):
+    """A value that is not what its type says: what was `expected` at a `path`, and the `value` that came.
+
+    `known` are the names of fields that there may be, where one came that there is not.
+    """
+
+    def __init__(self, path: Path, expected: str, value: object, known: Collection[str] = ()) -> None:
+        self.path, self.expected, self.value, self.known = path, expected, value, known
+        where = _dotted(path[:-1] if known else path)
+        super().__init__(f"{where}: {self.said}" if where else self.said)
+
+    @property
+    def is_missing(self) -> bool:
+        return self.value is NOTHING
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether there is no such field."""
+        return bool(self.known)
+
+    @property
+    def field(self) -> str:
+        """The path as programs write it: `messages[0].role`."""
+        return _dotted(self.path)
+
+    @property
+    def place(self) -> str:
+        """The path as people count, `device 2: memory`, without a name that is not known."""
+        path = self.path[:-1] if self.is_unknown else self.path
+        names = [f" {each + 1}" if isinstance(each, int) else f": {each}" for each in path]
+        return "".join(names).removeprefix(": ").strip()
+
+    @property
+    def said(self) -> str:
+        """The error without its path, but for the name of a field that is not known."""
+        if not self.is_unknown:
+            return f"expected {self.expected}, got {shown(self.value)}"
+        name = str(self.path[-1])
+        listed = f"; expected {', '.join(sorted(self.known))}" if len(self.known) <= KNOWN_SHOWN_MAX else ""
+        return f"unknown key {shown(name)}{listed}{meant(name[:SHOWN_CHARS_MAX], self.known)}"
+
+    def within(self, path: Path) -> Misfit:
+        """The same of a value that stands at this path itself."""
+        return Misfit((*path, *self.path), self.expected, self.value, self.known)
+
+
+def _dotted(path: Path) -> str:
+    names = [f"[{each}]" if isinstance(each, int) else f".{each}" for each in path]
+    return "".join(names).removeprefix(".")
+
+
+def expect(condition: bool, name: str, value: object, expected: str) -> None:
+    """Raises `Misfit` for a field unless the condition holds."""
+    if not condition:
+        raise Misfit((name,), expected, value)
+
+
+def fit(data: Any, kind: type[Fitted]) -> Fitted:
+    """Plain data as a type; raises `Misfit`."""
+    try:
+        return msgspec.convert(data, kind)
+    except (msgspec.ValidationError, RecursionError, OverflowError):
+        raise misfit(data, kind) from None
+
+
+def checked(value: Fitted) -> Fitted:
+    """A struct that the program has built, all that its types say being true of it; raises `Misfit`."""
+    fit(msgspec.to_builtins(value), type(value))
+    return value
+
+
+def decode_json(data: bytes | str, kind: type[Fitted]) -> Fitted:
+    """JSON as a type; raises `Misfit` for what does not fit, `msgspec.DecodeError` for what is no JSON (`NaN`
+    and half a surrogate pair, too), `RecursionError` for too many brackets in brackets."""
+    try:
+        found: Fitted = _json_decoder(typing.cast(Any, kind)).decode(data)
+    except msgspec.ValidationError:
+        raise misfit(msgspec.json.decode(data), kind) from None
+    return found
+
+
+@functools.cache
+def _json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(kind)
+
+
+def shown(value: object) -> str:
+    """A value that somebody else wrote, in short."""
+    if value is NOTHING:
+        return "nothing"
+    try:
+        return f"{value!r:.{SHOWN_CHARS_MAX}}"
+    except (RecursionError, ValueError):  # brackets too deep, a number with too many digits
+        return f"a {type(value).__name__}"
+
+
+# ------------------------------------------------------------------------------------------ what does not fit
+
+
+def misfit(data: Any, hint: Any, path: Path = ()) -> Misfit:
+    """The first part of plain data that does not fit its type, which the whole does not."""
+    inner, metas = _bare(hint)
+    if get_origin(inner) in (Union, types.UnionType):
+        inner, metas = _bare(_member_for(data, inner))
+    if isinstance(inner, type) and issubclass(inner, Struct):
+        return _misfit_of_struct(data, inner, path, hint)
+    origin, items = get_origin(inner) or inner, get_args(inner)
+    if origin in (list, tuple, set, frozenset) and isinstance(data, list | tuple | Set) and items:
+        is_row = origin is tuple and items[-1] is not Ellipsis
+        for place, each in enumerate(data):
+            item = items[min(place, len(items) - 1)] if is_row else items[0]
+            if not _fits(each, item):
+                return misfit(each, item, (*path, place))
+    if origin in (dict, Mapping, typing.Mapping) and isinstance(data, dict) and items:
+        for key, each in data.items():
+            for value, item in ((key, items[0]), (each, items[1])):
+                if not _fits(value, item):
+                    return misfit(value, item, (*path, str(key)))
+    return Misfit(path, expected(Annotated[(inner, *metas)] if metas else inner), data)
+
+
+def _misfit_of_struct(data: Any, kind: Any, path: Path, hint: Any) -> Misfit:
+    """Of an object, or of a list where the struct is one."""
+    config, fields, hints = kind.__struct_config__, msgspec.structs.fields(kind), _hints(kind)
+    if config.array_like:
+        is_tagged = config.tag is not None
+        if not isinstance(data, list | tuple):
+            return Misfit(path, f"{kind.__name__}, a list", data)
+        given = dict(zip([each.encode_name for each in fields], data[is_tagged:], strict=False))
+        if len(data) - is_tagged > len(fields):
+            return Misfit(path, f"{len(fields)} entries of {kind.__name__}", f"{len(data)} entries")
+    else:
+        if not isinstance(data, dict):
+            return Misfit(path, expected(hint), data)
+        given = dict(data)
+        if config.tag_field is not None and given.pop(config.tag_field, NOTHING) != config.tag:
+            value = data.get(config.tag_field, NOTHING)
+            return Misfit((*path, config.tag_field), expected(hint), value)
+    known = [each.encode_name for each in fields]
+    for name in given:
+        if name not in known and config.forbid_unknown_fields:
+            return Misfit((*path, str(name)), "", given[name], known)
+    for each in fields:
+        value = given.get(each.encode_name, NOTHING)
+        if value is NOTHING and each.required:
+            return Misfit((*path, each.encode_name), expected(hints[each.name]), NOTHING)
+        if value is not NOTHING and not _fits(value, hints[each.name]):
+            return misfit(value, hints[each.name], (*path, each.encode_name))
+    try:
+        msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:  # its own rule
+        if isinstance(error.__cause__, Misfit):
+            return error.__cause__.within(path)
+        return Misfit(path, str(error), data)
+    return Misfit(path, expected(hint), data)
+
+
+def _fits(data: Any, hint: Any) -> bool:
+    try:
+        msgspec.convert(data, hint)
+    except (msgspec.ValidationError, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _bare(hint: Any) -> tuple[Any, tuple[Meta, ...]]:
+    """A type without what is said of it."""
+    if get_origin(hint) is Annotated:
+        inner, *metas = get_args(hint)
+        return inner, tuple(each for each in metas if isinstance(each, Meta))
+    return hint, ()
+
+
+def _member_for(data: Any, union: Any) -> Any:
+    """The type of a union that data like these was most likely meant to be."""
+    members = [each for each in get_args(union) if each is not type(None)]
+    for member in members:
+        inner = _bare(member)[0]
+        if isinstance(inner, type) and issubclass(inner, Struct):
+            config = inner.__struct_config__
+            if isinstance(data, list | tuple if config.array_like else dict) and (
+                config.tag is None or len(members) == 1 or _tag(data, config.tag_field) == config.tag
+            ):
+                return member
+        elif isinstance(data, get_origin(inner) or (inner if isinstance(inner, type) else ())):
+            return member
+    return members[0] if len(members) == 1 else union
+
+
+def _tag(data: Any, field: str | None) -> Any:
+    return data.get(field) if isinstance(data, dict) else next(iter(data), None)
+
+
+@functools.cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+# ------------------------------------------------------------------------------------------ types in words
+
+
+def expected(hint: Any) -> str:
+    """What a type takes, for people: `Meta(description=...)` where it has one."""
+    inner, metas = _bare(hint)
+    for meta in metas:
+        if meta.description:
+            return meta.description
+    origin = get_origin(inner) or inner
+    if origin in (Union, types.UnionType):
+        told = [expected(each) for each in get_args(inner) if each is not type(None)]
+        return " or ".join(dict.fromkeys(told))
+    if origin is Literal:
+        values = [str(each) for each in get_args(inner)]
+        return values[0] if len(values) == 1 else f"one of {', '.join(filter(None, values))}"
+    meta = next(iter(metas), Meta())
+    if origin is bool:
+        return "true or false"
+    if origin in (int, float):
+        return ("a whole number" if origin is int else "a number") + _bounds(meta)
+    if origin in (list, tuple, set, frozenset):
+        return "a list" + _size(meta, "entries")
+    if origin is str:
+        return ("a printable text" if meta.pattern else "a string") + _size(meta, "characters")
+    return getattr(inner, "NOUN", "an object")
+
+
+def _bounds(meta: Meta) -> str:
+    low = f" from {meta.ge:,}".replace(",", "") if meta.ge is not None else ""
+    low = f" above {meta.gt}" if meta.gt is not None else low
+    if meta.le is None and meta.lt is None:
+        return low
+    word = "to" if meta.ge is not None else ("and at most" if low else "of at most")
+    return f"{low} {word} {meta.le}" if meta.le is not None else f"{low} and below {meta.lt}"
+
+
+def _size(meta: Meta, what: str) -> str:
+    if meta.max_length is not None:
+        return f" of at most {meta.max_length} {what}"
+    return " that is not empty" if meta.min_length else ""
