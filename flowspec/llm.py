@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeGuard, cast, overload
 
+from msgspec import structs
+
 from flowspec.core.head.admission import RESERVED_TOKENS
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar
@@ -37,6 +39,7 @@ from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.question import Question
 from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions, Session, open_session
+from flowspec.validation import checked
 
 PARALLEL_MAX = limits.CONVERSATIONS_MAX // 2
 """Answers at once that are sure to find room beside those that just ended."""
@@ -368,7 +371,7 @@ class LLM:
             if told is None and self.tokenizer is not None and self.tokenizer.is_in_channels:
                 told = ReplyForm(is_in_channels=True)
             if told is None or self.tokenizer is None:
-                sampling = replace(sampling, grammar=self._grammar(*params.bound, limits.stop_ids))
+                sampling = structs.replace(sampling, grammar=self._grammar(*params.bound, limits.stop_ids))
             else:
                 added, count = self.tokenizer.added_tokens, self.session.spec.vocabulary
                 tokens = {name: token for name, token in added.items() if token < count}
@@ -377,7 +380,7 @@ class LLM:
         if bound is not None:
             check_grammar("reply", bound.text, len(bound.marks))
             grammar = self._grammar("reply", bound.text, limits.stop_ids, bound.marks)
-            sampling = replace(sampling, grammar=grammar)
+            sampling = structs.replace(sampling, grammar=grammar)
         return Question(
             prompt=ids,
             sampling=sampling,
@@ -402,7 +405,7 @@ class LLM:
         if not ends:
             raise InputError(f"{kind}: expected a token that ends answers, but the model names none")
         try:
-            return Grammar(kind=kind, text=text, ends=tuple(ends), marks=marks)
+            return checked(Grammar(kind=kind, text=text, ends=tuple(ends), marks=marks))
         except ValueError as error:
             raise InputError(str(error)) from None
 

@@ -9,6 +9,7 @@ builds, which `checked` does.
 from __future__ import annotations
 
 import functools
+import math
 import types
 import typing
 from collections.abc import Collection, Mapping, Set
@@ -22,8 +23,6 @@ from flowspec.errors import meant
 Fitted = TypeVar("Fitted")
 Path = tuple[str | int, ...]
 """Where a value stands: names of fields, and places in lists."""
-NOTHING = object()
-"""What came where nothing came."""
 SHOWN_CHARS_MAX = 80
 KNOWN_SHOWN_MAX = 40
 """Names that are told where one is not known."""
@@ -36,6 +35,17 @@ class Document(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """
 
     NOUN: ClassVar[str] = "an object"
+
+
+class Told(str):
+    """What came, in words, where it is not shown itself."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+NOTHING = Told("nothing")
+"""What came where nothing came."""
 
 
 class Misfit(ValueError):
@@ -124,10 +134,15 @@ def _json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(kind)
 
 
+def as_dict(value: Any) -> Any:
+    """A struct, and those in it, as dictionaries by name, whatever they are when they travel."""
+    if isinstance(value, Struct):
+        return {name: as_dict(getattr(value, name)) for name in value.__struct_fields__}
+    return [as_dict(each) for each in value] if isinstance(value, list | tuple) else value
+
+
 def shown(value: object) -> str:
     """A value that somebody else wrote, in short."""
-    if value is NOTHING:
-        return "nothing"
     try:
         return f"{value!r:.{SHOWN_CHARS_MAX}}"
     except (RecursionError, ValueError):  # brackets too deep, a number with too many digits
@@ -145,7 +160,12 @@ def misfit(data: Any, hint: Any, path: Path = ()) -> Misfit:
     if isinstance(inner, type) and issubclass(inner, Struct):
         return _misfit_of_struct(data, inner, path, hint)
     origin, items = get_origin(inner) or inner, get_args(inner)
+    if any(each.description for each in metas):  # it is told as a whole
+        return Misfit(path, expected(hint), data)
+    most = next((each.max_length for each in metas if each.max_length is not None), math.inf)
     if origin in (list, tuple, set, frozenset) and isinstance(data, list | tuple | Set) and items:
+        if len(data) > most:
+            return Misfit(path, expected(hint), Told(f"{len(data)} entries"))
         is_row = origin is tuple and items[-1] is not Ellipsis
         for place, each in enumerate(data):
             item = items[min(place, len(items) - 1)] if is_row else items[0]
@@ -165,10 +185,10 @@ def _misfit_of_struct(data: Any, kind: Any, path: Path, hint: Any) -> Misfit:
     if config.array_like:
         is_tagged = config.tag is not None
         if not isinstance(data, list | tuple):
-            return Misfit(path, f"{kind.__name__}, a list", data)
+            return Misfit(path, expected(hint), data)
         given = dict(zip([each.encode_name for each in fields], data[is_tagged:], strict=False))
         if len(data) - is_tagged > len(fields):
-            return Misfit(path, f"{len(fields)} entries of {kind.__name__}", f"{len(data)} entries")
+            return Misfit(path, f"{len(fields)} entries", Told(f"{len(data)} entries"))
     else:
         if not isinstance(data, dict):
             return Misfit(path, expected(hint), data)
@@ -196,6 +216,8 @@ def _misfit_of_struct(data: Any, kind: Any, path: Path, hint: Any) -> Misfit:
 
 
 def _fits(data: Any, hint: Any) -> bool:
+    if hint in (Any, msgspec.Raw):
+        return True
     try:
         msgspec.convert(data, hint)
     except (msgspec.ValidationError, RecursionError, OverflowError):
@@ -261,6 +283,8 @@ def expected(hint: Any) -> str:
         return "a list" + _size(meta, "entries")
     if origin is str:
         return ("a printable text" if meta.pattern else "a string") + _size(meta, "characters")
+    if isinstance(inner, type) and issubclass(inner, Struct) and inner.__struct_config__.array_like:
+        return inner.__name__
     return getattr(inner, "NOUN", "an object")
 
 
@@ -274,6 +298,6 @@ def _bounds(meta: Meta) -> str:
 
 
 def _size(meta: Meta, what: str) -> str:
-    if meta.max_length is not None:
-        return f" of at most {meta.max_length} {what}"
-    return " that is not empty" if meta.min_length else ""
+    if meta.max_length is None:
+        return " that is not empty" if meta.min_length else ""
+    return f" of {f'{meta.min_length} to' if meta.min_length else 'at most'} {meta.max_length} {what}"

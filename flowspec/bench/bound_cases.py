@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from flowspec.bench.exactness import Case
 from flowspec.core.protocol.messages import Grammar
 from flowspec.core.protocol.token_bytes import TokenBytes
@@ -59,7 +61,7 @@ class BoundCases:
             replace(
                 case,
                 prompt_id=f"{case.prompt_id} as JSON",
-                sampling=replace(case.sampling, grammar=grammar),
+                sampling=structs.replace(case.sampling, grammar=grammar),
             )
             for case in first
         ]

@@ -6,8 +6,10 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import structs
 
 from flowspec.bench.console import progress
 from flowspec.bench.prompts import Prompt
@@ -17,6 +19,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import pick_context
+from flowspec.validation import as_dict, checked
 
 DTYPE = "float32"
 
@@ -48,7 +51,7 @@ def make_samplings(temperatures: Sequence[float], seeds: Sequence[int]) -> list[
     """Every temperature, and above 0 with every seed."""
     try:
         return [
-            Sampling(temperature=temperature, seed=seed)
+            checked(Sampling(temperature=temperature, seed=seed))
             for temperature in temperatures
             for seed in (seeds if temperature > 0 else (0,))
         ]
@@ -73,7 +76,7 @@ def plain_cases(
     most = files.spec.context_max
     room = pick_context(None, most) if context is None else min(context, most)
     advice = recommended(files, files.config())
-    samplings = [replace(each, suppress_tokens=advice.suppress_tokens) for each in samplings]
+    samplings = [structs.replace(each, suppress_tokens=advice.suppress_tokens) for each in samplings]
     stop_ids = advice.stop_ids
     tokenizer = Tokenizer(files)
     encoded = []
@@ -133,7 +136,7 @@ class _Answers:
             DTYPE,
             self._new_tokens_max,
             sorted(self._stop_ids),
-            asdict(sampling),
+            as_dict(sampling),
             prompt,
         ]
         key = json.dumps(depends, separators=(",", ":"))

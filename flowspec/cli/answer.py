@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -20,6 +20,7 @@ from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
 from flowspec.runtime.planning.survey import machine_of
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
+from flowspec.validation import as_dict
 
 WAIT_TOLD_S = 1.0
 """That an answer had waited for a token when it was stopped."""
@@ -128,7 +129,7 @@ def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
         "cache": plan.cache,
         "arithmetic": answer.arithmetic,
         "context": plan.context,
-        **asdict(question.sampling),
+        **as_dict(question.sampling),
         "statistics": answer.statistics,
         "stages": session.stages_report(),
         "drafters": session.drafters_report(),

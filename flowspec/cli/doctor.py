@@ -36,6 +36,7 @@ from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.planning.survey import machine_of, usable_memory
 from flowspec.runtime.security.cluster_keys import cluster_keys
+from flowspec.validation import as_dict
 from flowspec.version import __version__
 
 PROBLEMS = 1
@@ -126,10 +127,10 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
                 "version": each.welcome and each.welcome.version,
                 "trip_s": each.trip_s,
                 "clock_offset_s": each.clock_offset_s,
-                "own_interface": each.own and asdict(each.own),
-                "facts": each.facts and asdict(each.facts),
-                "from_head": each.from_head and asdict(each.from_head),
-                "onward": each.onward and asdict(each.onward),
+                "own_interface": each.own and as_dict(each.own),
+                "facts": each.facts and as_dict(each.facts),
+                "from_head": each.from_head and as_dict(each.from_head),
+                "onward": each.onward and as_dict(each.onward),
             }
             for each, need in ((each, needs.of(each.device.name)) for each in found)
         ],

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.runtime.journal.lines import Entry, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Limits, Session
+from flowspec.validation import as_dict
 
 FIXED: Mapping[str, Any] = {
     **dict.fromkeys(("prompt", "prompt_token_ids", "prompts", "journal", "system", "dtype", "context")),
@@ -156,5 +157,5 @@ def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
         "cache": setting.cache,
         "arithmetic": setting.arithmetic,
         "context": setting.context,
-        **asdict(entry.sampling),
+        **as_dict(entry.sampling),
     }

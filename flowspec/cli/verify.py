@@ -20,6 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
 from rich.console import Console
 from rich.progress import Progress
 
@@ -51,6 +52,7 @@ from flowspec.rounding import rounded
 from flowspec.runtime.cluster_file import read_drafters
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.session import Limits, Session, open_cluster
+from flowspec.validation import checked
 
 if TYPE_CHECKING:  # some import torch, which most other commands do without
     from flowspec.bench.exactness import Case, ClusterAnswer, Difference, Verdict
@@ -167,7 +169,9 @@ def run(args: argparse.Namespace) -> int:
                     device = device_with(plan.dtype, arithmetic)
                     advice = recommended(files, session.config)
                     limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
-                    drawn = [replace(each, suppress_tokens=advice.suppress_tokens) for each in samplings]
+                    drawn = [
+                        structs.replace(each, suppress_tokens=advice.suppress_tokens) for each in samplings
+                    ]
                     cases = make_cases(args, drawn, prompts, files)
                     if why_not := bound.why or session.head.grammar_trouble():
                         free_only = why_not
@@ -255,9 +259,10 @@ def read_decodings(args: argparse.Namespace) -> list[Decoding]:
 
 def read_samplings(args: argparse.Namespace) -> list[Sampling]:
     """Every temperature, and above 0 with every seed."""
+    filters = {name: getattr(args, name) for name in FILTERS}
     try:
         return [
-            Sampling(temperature=temperature, seed=seed, **{name: getattr(args, name) for name in FILTERS})
+            checked(Sampling(temperature=temperature, seed=seed, **filters))
             for temperature in args.temperatures
             for seed in (args.seeds if temperature > 0 else args.seeds[:1])
         ]

@@ -14,12 +14,12 @@ build it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from flowspec.core.protocol.model_spec import Heads, LayerSpec, ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, PRECISION_BYTES
@@ -159,7 +159,7 @@ class AssistantHead:
         held = {source.kind: source.heads for source in sources}
         self._layers = []
         for place, (layer, kind) in enumerate(zip(spec.layers, types, strict=True)):
-            own = replace(layer, kv=held[kind], window=layer.window and layer.window + MORE_SEEN)
+            own = structs.replace(layer, kv=held[kind], window=layer.window and layer.window + MORE_SEEN)
             self._layers.append(engine.layer(parts[f"model.layers.{place}"], own, Place(PLACE[kind])))
 
     @staticmethod

@@ -9,7 +9,9 @@ block begins further on, and all nodes that live are proposed children anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from flowspec.core.protocol.messages import Open, Proposal
 from flowspec.core.stage.events import ClearSlots, RunLayers
@@ -116,7 +118,7 @@ class BlockDrafter(FeatureDrafter[BlockHead, _Request]):
         ranked = super()._propose([rows[index] for index in chosen], hidden[chosen], width, masks)
         of = {places[index]: proposal for index, proposal in zip(chosen, ranked, strict=True)}
         return [
-            replace(of[place], epoch=row.epoch, node=row.node)
+            structs.replace(of[place], epoch=row.epoch, node=row.node)
             for row, place in zip(rows, places, strict=True)
         ]
 

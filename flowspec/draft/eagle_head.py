@@ -8,11 +8,11 @@ target's where the head has none.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from flowspec.core.protocol.model_spec import Dense, LayerSpec, ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, PRECISION_BYTES
@@ -32,6 +32,7 @@ from flowspec.model.slice import finished
 from flowspec.model.spec import spec_of
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import end_names, held_bytes
+from flowspec.validation import checked
 
 _UNUSED = {"eagle": {"lm_head.weight"}, "eagle3": {"d2t", "t2d"}}
 """Tensors that published files hold beside the network; EAGLE-1/2 always answers through the target's
@@ -116,7 +117,7 @@ class EagleHead:
         config = head_config(files, tensors, target)
         try:
             own = spec_of(config.layer)
-            spec = replace(own, layers=tuple(_layers(config, own, tensors.names)))
+            spec = checked(structs.replace(own, layers=tuple(_layers(config, own, tensors.names))))
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(
                 f"cannot build EAGLE head {files.model!r} from its config.json: {error}"
@@ -206,7 +207,7 @@ def _layers(config: HeadConfig, own: ModelSpec, names: frozenset[str]) -> list[L
             is_residual_normed=index == 0 and config.is_residual_normed,
             query_norm="head" if config.family.module == "qwen3" else "",
         )
-        found.append(replace(spec, dense=dense))
+        found.append(structs.replace(spec, dense=dense))
     return found
 
 

@@ -15,10 +15,10 @@ SGLang.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy.typing as npt
+from msgspec import structs
 
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import PRECISION_BYTES
@@ -78,8 +78,8 @@ class MtpHead:
         of_layer = spec_of(config_of_mtp(whole))
         (layer,) = of_layer.layers
         assert layer.dense is not None, "there is an operation for everything"
-        with_entry = replace(layer, dense=replace(layer.dense, has_entry=True))
-        of_layer = replace(of_layer, layers=(with_entry,))
+        with_entry = structs.replace(layer, dense=structs.replace(layer.dense, has_entry=True))
+        of_layer = structs.replace(of_layer, layers=(with_entry,))
         engine = engine_of(dtype, device, spec.norm)
         parts = load_parts(of_layer, Span(first=0, end=1, count=1), own, dtype, engine)
         return MtpHead(of_layer, parts, engine, (len(spec.layers),))

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.text_before import TextBefore
@@ -127,7 +128,7 @@ class Ranker:
         if found is None:
             if len(self._shapings) >= SHAPINGS_MAX:
                 self._shapings.popitem(last=False)
-            obeyed = sampling if self.grammars is not None else replace(sampling, grammar=None)
+            obeyed = sampling if self.grammars is not None else structs.replace(sampling, grammar=None)
             found = self._shapings[sampling] = Shaping(obeyed, self._ids, self.grammars)
         else:
             self._shapings.move_to_end(sampling)

@@ -18,13 +18,13 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar
@@ -131,7 +131,7 @@ def is_whole(grammar: Grammar, tokens: TokenBytes, answer: Sequence[int]) -> boo
 
 def over_bytes(grammar: Grammar) -> Grammar:
     """The same grammar for the vocabulary of `single_bytes`."""
-    return replace(grammar, marks=_BYTE_MARKS[: len(grammar.marks)])
+    return structs.replace(grammar, marks=_BYTE_MARKS[: len(grammar.marks)])
 
 
 def in_bytes(grammar: Grammar, tokens: TokenBytes, token: int) -> Sequence[int]:

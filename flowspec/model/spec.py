@@ -20,6 +20,7 @@ from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.rotary import rope_parameters, rotary_of
+from flowspec.validation import checked
 
 ACTIVATIONS: Mapping[str, Activation] = {
     **dict.fromkeys(("silu", "swish"), "silu"),
@@ -38,7 +39,7 @@ def spec_of(config: Any, source: str = "the model's config") -> ModelSpec:
     if family.is_embedding_scaled:
         scale = config.hidden_size**0.5
     try:
-        return ModelSpec(
+        found = ModelSpec(
             family=type(config).model_type,
             hidden=config.hidden_size,
             vocabulary=config.vocab_size,
@@ -54,6 +55,7 @@ def spec_of(config: Any, source: str = "the model's config") -> ModelSpec:
             rotaries=_rotaries(config, family),
             layers=tuple(_layers(config, family)),
         )
+        return checked(found)
     except (OverflowError, TypeError, ValueError) as error:
         raise InputError(f"{source}: {error}; correct it, or give another model") from None
 

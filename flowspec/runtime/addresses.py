@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 import psutil
 
 from flowspec.core.cluster.addresses import AddressBook, LookupTimeouts, is_good_for
-from flowspec.core.protocol.checks import is_numeric
+from flowspec.core.protocol.types import is_numeric
 from flowspec.errors import InputError
 from flowspec.runtime import timeouts
 

@@ -14,10 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import zmq
+from msgspec import structs
 
 from flowspec.checking import check, is_on
 from flowspec.core.cluster.forming import (
@@ -401,7 +402,7 @@ class Pipelines:
         assigns = []
         for stage, assign in zip(plan.stages, assigns_of(plan), strict=True):
             hint = ADDRESSES.hint(hosts[assign.next_name], hosts[stage.name]) if assign.next_name else ""
-            assigns.append(replace(assign, next_ip=hint))
+            assigns.append(structs.replace(assign, next_ip=hint))
         self._give(
             PlanMade(
                 parts=tuple(

@@ -15,6 +15,7 @@ from flowspec.errors import InputError
 from flowspec.model.grammar import schema_text
 from flowspec.model.text import Recommended
 from flowspec.runtime.session import Limits
+from flowspec.validation import checked
 
 SEED_BITS = 31
 """Of one that is drawn."""
@@ -139,11 +140,12 @@ class SamplingParams:
         try:
             if "seed" in asked:
                 asked["seed"] = usable_seed(_number("seed", asked["seed"]))
-            return Sampling(
+            found = Sampling(
                 **{name: _number(name, value) for name, value in asked.items()},
                 suppress_tokens=model.suppress_tokens,
                 logit_bias=_pairs(self.logit_bias),
             )
+            return checked(found)
         except (ValueError, OverflowError) as error:
             raise InputError(f"sampling: {error}") from None
 

@@ -24,6 +24,7 @@ from flowspec.serve.other_fields import ELSEWHERE, HARMLESS, NEUTRAL
 from flowspec.serve.refusals import ApiError, invalid
 from flowspec.serve.template_variables import NO_VARIABLES, TemplateVariables, variables_wanted
 from flowspec.serve.tools import NO_TOOLS, ToolUse, tools_wanted
+from flowspec.validation import checked
 
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
@@ -217,7 +218,7 @@ def _sampling(fields: Fields) -> dict[str, Any]:
             found[name] = fields.of_type(name, kind)
     for name, value in found.items():
         try:
-            Sampling(**({} if value is None else {name: value}))
+            checked(Sampling(**({} if value is None else {name: value})))
         except ValueError as error:
             raise ApiError(400, str(error), name, "invalid_value") from None
     return found

@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.llm import LLM
@@ -281,7 +283,7 @@ class Service:
                     "invalid_value",
                 )
         return [
-            replace(question, sampling=replace(sampling, seed=sampling.seed + place))
+            replace(question, sampling=structs.replace(sampling, seed=sampling.seed + place))
             for place in range(wanted.count)
         ]
 

@@ -1,41 +1,40 @@
 """Messages to bytes and back: a msgpack header frame and, for activations and weights, one raw tensor frame.
 
-The header is `[protocol, kind, incarnation, sender, sequence, body, tensor]`. Bodies are positional lists, so
-a frame names no fields and any message of another shape is refused. Decoding trusts nothing: sizes are
-bounded before anything is parsed, types are checked one by one, and the message's own rules run last. What is
-wrong raises `PeerError`, never anything else. bfloat16 has no numpy type; its bytes travel as they are and
-only the name of the dtype says what they are.
+The header is a list, `_Header`; a message is a list, too, so a frame names no fields and any message of
+another shape is refused. Decoding trusts nothing: sizes are bounded before anything is parsed, msgspec checks
+types and bounds as the message's class declares them, and the message's own rules run last. What is wrong
+raises `PeerError`, never anything else. bfloat16 has no numpy type; its bytes travel as they are and only the
+name of the dtype says what they are.
 """
 
 from __future__ import annotations
 
-import types
-import typing
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, get_args, get_origin, get_type_hints
+import contextlib
+from collections.abc import Sequence
+from typing import Annotated, Any, get_args
 
-import msgpack
+import msgspec
+from msgspec import Meta, Raw, Struct
 
+from flowspec import checking
 from flowspec.core.protocol import limits, messages
 from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Count, Id, Name, Record, one_of
 from flowspec.core.protocol.weight_messages import TensorBytes
-from flowspec.errors import PeerError
+from flowspec.errors import PeerError, first_line
+from flowspec.validation import misfit
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTES = "uint8"
 """The dtype of a payload of weights, one row of bytes: only their entry in the checkpoint says what they are.
 """
 _PAYLOAD_BYTES = {**DTYPE_BYTES, BYTES: 1}
-_UNPACKED = {"use_list": True, "strict_map_key": True, "max_array_len": limits.LIST_MAX}
-"""What msgpack may make of a header: lists longer than any that a message has would become many objects
-before they are refused."""
 KINDS: tuple[type, ...] = get_args(Message)
-_KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
+_EXPLAINED_BYTES_MAX = 1 << 16
+"""A broken message that is longer is not taken apart to say which part of it is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class Tensor(Struct, frozen=True, kw_only=True):
     """Activations `[rows, width]`, or a row of bytes of weights, as raw bytes, row-major and
     little-endian."""
 
@@ -74,8 +73,7 @@ def joined(rows: Sequence[Sequence[Tensor]]) -> Tensor:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
+class Envelope(Struct, frozen=True, kw_only=True):
     """A message with who sent it: the cluster's incarnation, the sender's name and its count on this
     connection."""
 
@@ -86,21 +84,60 @@ class Envelope:
     tensor: Tensor | None = None
 
 
+class _Shape(Record, frozen=True, kw_only=True):
+    rows: Count
+    width: Count
+    dtype: Annotated[str, one_of(*_PAYLOAD_BYTES)]
+
+
+_VERSION = messages.PROTOCOL_VERSION
+
+
+class _Header(Record, frozen=True, kw_only=True):
+    protocol: Annotated[int, Meta(ge=_VERSION, le=_VERSION, description=f"{_VERSION}, of the protocol")]
+    kind: Annotated[int, Meta(ge=0, lt=len(KINDS))]
+    incarnation: Id
+    sender: Name
+    sequence: Id
+    body: Raw
+    shape: _Shape | None
+
+
+_KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
+_ENCODER = msgspec.msgpack.Encoder()
+_HEADER = msgspec.msgpack.Decoder(_Header)
+_BODIES: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
+
+
 def encode(envelope: Envelope) -> list[bytes | memoryview]:
-    """The frames of an envelope: header, and the payload if there is one."""
-    tensor = envelope.tensor
-    header = msgpack.packb(
-        [
-            messages.PROTOCOL_VERSION,
-            _KIND_OF[type(envelope.message)],
+    """The frames of an envelope: header, and the payload if there is one. With `--check` they are read as
+    they would be where they go."""
+    tensor, message = envelope.tensor, envelope.message
+    header = _ENCODER.encode(
+        (
+            _VERSION,
+            _KIND_OF[type(message)],
             envelope.incarnation,
             envelope.sender,
             envelope.sequence,
-            _plain(envelope.message),
-            None if tensor is None else [tensor.rows, tensor.width, tensor.dtype],
-        ]
+            message,
+            None if tensor is None else (tensor.rows, tensor.width, tensor.dtype),
+        )
     )
-    return [header] if tensor is None else [header, tensor.data]
+    frames: list[bytes | memoryview] = [header] if tensor is None else [header, tensor.data]
+    if checking.is_on():
+        check_frames(frames, envelope)
+    return frames
+
+
+def check_frames(frames: Sequence[bytes | memoryview], envelope: Envelope) -> None:
+    """Raises `BrokenCoreError` for an envelope of our own that no peer would take as it is."""
+    try:
+        found = decode(frames)
+    except PeerError as error:
+        raise checking.BrokenCoreError(f"a check failed: this device made a {error}") from None
+    if found != envelope:
+        raise checking.BrokenCoreError(f"a check failed: {envelope!r:.400} comes as {found!r:.400}")
 
 
 def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
@@ -110,48 +147,50 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
     if len(frames[0]) > limits.HEADER_BYTES_MAX:
         raise PeerError(f"expected a header of at most {limits.HEADER_BYTES_MAX} bytes, got {len(frames[0])}")
     try:
-        header = msgpack.unpackb(frames[0], **_UNPACKED)
-    except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
-        raise PeerError(f"expected a msgpack header, got {len(frames[0])} other bytes ({error})") from None
-    if not isinstance(header, list) or not header:
-        raise PeerError(f"expected a header list, got {type(header).__name__}")
-    if type(header[0]) is not int or header[0] != messages.PROTOCOL_VERSION:
-        raise PeerError(
-            f"expected protocol {messages.PROTOCOL_VERSION}, got {_shown(header[0])}; run the same FlowSpec "
-            "version everywhere"
-        )
-    if len(header) != 7:
-        raise PeerError(f"expected 7 header entries, got {len(header)}")
-    _, kind, incarnation, sender, sequence, body, shape = header
-    if type(kind) is not int or not 0 <= kind < len(KINDS):
-        raise PeerError(f"expected a message kind below {len(KINDS)}, got {_shown(kind)}")
+        header = _HEADER.decode(frames[0])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _wrong_header(frames[0], error) from None
+    kind = KINDS[header.kind]
     try:
-        envelope = Envelope(
-            incarnation=_count(incarnation),
-            sender=_text(sender),
-            sequence=_count(sequence),
-            message=_READERS[KINDS[kind]](body),
-            tensor=_tensor(shape, frames),
+        message = _BODIES[header.kind].decode(header.body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerError(f"broken {kind.__name__}: {_explained(header.body, kind, error)}") from None
+    tensor = _tensor(header.shape, frames, kind)
+    _check_payload(message, tensor)
+    return Envelope(
+        incarnation=header.incarnation,
+        sender=header.sender,
+        sequence=header.sequence,
+        message=message,
+        tensor=tensor,
+    )
+
+
+def _wrong_header(header: bytes | memoryview, error: Exception) -> PeerError:
+    """Of whatever version the header is, the first entry of its list says which."""
+    is_short_list = len(header) > 1 and header[0] & 0xF0 == 0x90 and header[1] < 0x80
+    if is_short_list and header[1] != _VERSION:
+        return PeerError(
+            f"expected protocol {_VERSION}, got {header[1]}; run the same FlowSpec version everywhere"
         )
-    except (ValueError, TypeError) as error:
-        raise PeerError(f"broken {KINDS[kind].__name__}: {error}") from None
-    _check_payload(envelope.message, envelope.tensor)
-    return envelope
+    return PeerError(f"broken header: {_explained(header, _Header, error)}")
+
+
+def _explained(data: bytes | memoryview | Raw, kind: type, error: Exception) -> str:
+    """Which part of a header or a message is not what it should be."""
+    if isinstance(error, msgspec.ValidationError) and len(memoryview(data)) <= _EXPLAINED_BYTES_MAX:
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):  # beyond where it was broken
+            return str(misfit(msgspec.msgpack.decode(data), kind))
+    return first_line(error)
 
 
 def _check_payload(message: Message, tensor: Tensor | None) -> None:
     """Raises `PeerError` for a payload that does not belong to its message."""
     if isinstance(message, TensorBytes):
-        if (
-            tensor is None
-            or tensor.dtype != BYTES
-            or tensor.rows != 1
-            or not 1 <= tensor.width <= limits.WEIGHT_CHUNK_BYTES
-        ):
-            found = "none" if tensor is None else f"[{tensor.rows}, {tensor.width}] {tensor.dtype}"
-            raise PeerError(
-                f"expected a payload of 1 to {limits.WEIGHT_CHUNK_BYTES} bytes of weights, got {found}"
-            )
+        most = limits.WEIGHT_CHUNK_BYTES
+        shape = (0, 0, "none") if tensor is None else (tensor.rows, tensor.width, tensor.dtype)
+        if shape[::2] != (1, BYTES) or not 1 <= shape[1] <= most:
+            raise PeerError(f"expected a payload of 1 to {most} bytes of weights, got {shape}")
     elif tensor is not None:
         if not isinstance(message, messages.Segment | messages.Features):
             raise PeerError(f"a {type(message).__name__} carries no payload")
@@ -165,143 +204,15 @@ def _check_payload(message: Message, tensor: Tensor | None) -> None:
         raise PeerError(f"expected a payload of {message.row_count} rows, got none")
 
 
-def _tensor(shape: Any, frames: Sequence[bytes | memoryview]) -> Tensor | None:
-    if shape is None:
-        if len(frames) != 1:
-            raise ValueError("a payload frame without its shape")
-        return None
-    if len(frames) != 2 or not isinstance(shape, list) or len(shape) != 3:
-        raise ValueError("a payload shape without its frame")
-    rows, width, dtype = _count(shape[0]), _count(shape[1]), _text(shape[2])
-    if dtype not in _PAYLOAD_BYTES:
-        raise ValueError(f"payload dtype {dtype!r:.40} is none of {', '.join(_PAYLOAD_BYTES)}")
-    size = rows * width * _PAYLOAD_BYTES[dtype]
-    if size > limits.PAYLOAD_BYTES_MAX or size != len(frames[1]):
-        raise ValueError(f"payload [{rows}, {width}] {dtype} with {len(frames[1])} bytes")
-    return Tensor(rows=rows, width=width, dtype=dtype, data=frames[1])
-
-
-def _plain(value: Any) -> Any:
-    """A message as nested lists; tuples of numbers pass as they are."""
-    names = _FIELDS.get(type(value))
-    if names is not None:
-        return [_plain(getattr(value, name)) for name in names]
-    if type(value) is tuple and value and type(value[0]) in _FIELDS:
-        return [_plain(item) for item in value]
-    return value
-
-
-def _shown(value: Any) -> str:
-    """What came, in short. Of a list only its kind: the `repr` of one nested 1000 deep is a
-    RecursionError."""
-    return (
-        f"{value!r:.40}"
-        if isinstance(value, (int, float, str, bytes, types.NoneType))
-        else f"a {type(value).__name__}"
-    )
-
-
-def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= limits.ID_MAX:
-        raise ValueError(f"expected a number from 0 to {limits.ID_MAX}, got {_shown(value)}")
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str or len(value) > limits.NAME_CHARS_MAX or not value.isprintable():
-        raise ValueError(f"expected a short printable text, got {_shown(value)}")
-    return value
-
-
-def _scalar_reader(kind: type) -> Callable[[Any], Any]:
-    def read(value: Any) -> Any:
-        if type(value) is not kind:
-            raise ValueError(f"expected {kind.__name__}, got {_shown(value)}")
-        return value
-
-    def read_float(value: Any) -> float:
-        if type(value) not in (int, float):
-            raise ValueError(f"expected a number, got {_shown(value)}")
-        return float(value)
-
-    return read_float if kind is float else read
-
-
-def _tuple_reader(item: Any) -> Callable[[Any], Any]:
-    read_item = None if item in (int, bool) else _reader(item)
-
-    def read(value: Any) -> Any:
-        if type(value) is not list:
-            raise ValueError(f"expected a list, got {_shown(value)}")
-        if read_item is not None:
-            return tuple(read_item(entry) for entry in value)
-        if any(type(entry) is not item for entry in value):
-            raise ValueError(f"expected only {item.__name__} entries")
-        return tuple(value)
-
-    return read
-
-
-def _row_reader(items: Sequence[Any]) -> Callable[[Any], Any]:
-    """For a tuple of so many entries, each of its own type."""
-    readers = [_reader(item) for item in items]
-
-    def read(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(readers):
-            raise ValueError(f"expected a list of {len(readers)}, got {_shown(value)}")
-        return tuple(read_entry(entry) for read_entry, entry in zip(readers, value, strict=True))
-
-    return read
-
-
-def _record_reader(cls: type) -> Callable[[Any], Any]:
-    hints = get_type_hints(cls)
-    readers = [(field.name, _reader(hints[field.name])) for field in fields(cls)]
-
-    def read(value: Any) -> Any:
-        if type(value) is not list or len(value) != len(readers):
-            raise ValueError(f"expected {len(readers)} entries for {cls.__name__}")
-        return cls(
-            **{name: read_field(entry) for (name, read_field), entry in zip(readers, value, strict=True)}
+def _tensor(shape: _Shape | None, frames: Sequence[bytes | memoryview], kind: type) -> Tensor | None:
+    if (shape is None) != (len(frames) == 1):
+        raise PeerError(
+            f"broken {kind.__name__}: expected a shape where there is a payload, and nowhere else"
         )
-
-    return read
-
-
-def _union_reader(kinds: Sequence[Any]) -> Callable[[Any], Any]:
-    readers = [_reader(kind) for kind in kinds]
-    by_size = (
-        {len(fields(kind)): read for kind, read in zip(kinds, readers, strict=True)} if readers[1:] else {}
-    )
-
-    def read(value: Any) -> Any:
-        if value is None:
-            return None
-        chosen = by_size.get(len(value) if type(value) is list else 0, readers[0])
-        return chosen(value)
-
-    return read
-
-
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    """A strict reader for one annotated type: a scalar, `tuple[T, ...]`, `tuple[T, U]`, a message record, or
-    None or one of these; of several records, no two have as many fields."""
-    if get_origin(hint) is typing.Literal:
-        return _scalar_reader(str)
-    if get_origin(hint) in (types.UnionType, typing.Union):
-        return _union_reader([arg for arg in get_args(hint) if arg is not type(None)])
-    if get_origin(hint) is tuple:
-        items = get_args(hint)
-        return _tuple_reader(items[0]) if items[-1] is Ellipsis else _row_reader(items)
-    if hint in (int, float, bool, str):
-        return _scalar_reader(hint)
-    if hint not in _READERS:
-        _READERS[hint] = _record_reader(hint)
-        _FIELDS[hint] = tuple(field.name for field in fields(hint))
-    return _READERS[hint]
-
-
-_READERS: dict[type, Callable[[Any], Any]] = {}
-_FIELDS: dict[type, tuple[str, ...]] = {}
-for _kind in KINDS:
-    _reader(_kind)
+    if shape is None:
+        return None
+    size, given = shape.rows * shape.width * _PAYLOAD_BYTES[shape.dtype], len(frames[1])
+    if size > limits.PAYLOAD_BYTES_MAX or size != given:
+        told = f"payload [{shape.rows}, {shape.width}] {shape.dtype} with {given} bytes"
+        raise PeerError(f"broken {kind.__name__}: {told}")
+    return Tensor(rows=shape.rows, width=shape.width, dtype=shape.dtype, data=frames[1])

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import psutil
 import zmq
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 
 from flowspec import __version__
@@ -208,10 +209,10 @@ def fewer_layers(site: Site) -> Attempt:
     offer = Offer(files, files.fingerprint())
     whole = site.assign(site.folder.name)
     other = site.daemons[1]
-    first = replace(whole, stages=2, end_layer=2, next_hop=other.address, next_name=other.name)
+    first = structs.replace(whole, stages=2, end_layer=2, next_hop=other.address, next_name=other.name)
     begun = site.hand_out(first, offer)
-    fewer = replace(site.files.spec, layers=site.files.spec.layers[:2])
-    said = site.hand_out(replace(whole, end_layer=2, layer_count=2, spec=fewer), offer)
+    fewer = structs.replace(site.files.spec, layers=site.files.spec.layers[:2])
+    said = site.hand_out(structs.replace(whole, end_layer=2, layer_count=2, spec=fewer), offer)
     offer.close()
     is_right = isinstance(begun, Ready) and isinstance(said, Error)
     name, outcome = "a kept slice as one of a model with fewer layers", f"the daemon said {said_of(said)}"

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from flowspec import __version__
 from flowspec.core.cluster.daemon import (
     Attach,
@@ -751,11 +753,11 @@ class SimDaemon:
         """In its place: an answer to another job, or with a token that the target lacks."""
         self.has_babbled = True
         if answer.job % 2:
-            return replace(answer, job=answer.job + 1)
+            return structs.replace(answer, job=answer.job + 1)
         lacking = Proposal(
             request=0, epoch=0, node=0, tokens=(self._language.vocabulary_size,), confidences=(0.5,)
         )
-        return replace(answer, proposals=(*answer.proposals, lacking))
+        return structs.replace(answer, proposals=(*answer.proposals, lacking))
 
     def _reserve(self, part: _Part, job: RunLayers) -> bool:
         """As `model.slice.Slice` does before it runs a job: whether there is memory for it, as there is for

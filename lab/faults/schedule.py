@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
+
 from flowspec.core.cluster.forming import FormingTimeouts
 from flowspec.core.cluster.membership import MembershipTimeouts
 from flowspec.core.head.events import Submit
@@ -338,7 +340,7 @@ def _dialogue(rng: random.Random, request: int, language: HashLanguage, context:
         request=request,
         prompt=prompt,
         new_tokens_max=rng.choice([1, 8, 20, 40]),
-        sampling=replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40)),
+        sampling=structs.replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40)),
         stop_ids=frozenset(),
     )
     penalties = random.Random(f"penalties {submit.sampling.seed}")

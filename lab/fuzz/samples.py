@@ -3,8 +3,9 @@ from."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from flowspec import __version__
 from flowspec.core.protocol.cluster_messages import (
@@ -116,10 +117,14 @@ _MIXTURE = Mixture(router="softmax", experts=4, chosen=2, neurons=8)
 _RULE = DeltaRule(key_heads=1, heads=2, key_width=4, value_width=4, length=3)
 _ATTENDING = LayerSpec(heads=4, kv=_KV, source=0, dense=_DENSE)
 _KINDS = (
-    replace(_ATTENDING, window=64),
-    replace(_ATTENDING, dense=replace(_DENSE, mixture=_MIXTURE)),
-    replace(_ATTENDING, inputs=_RULE.inputs, state=32, window=3, dense=replace(_DENSE, mixer=_RULE)),
-    replace(_ATTENDING, inputs=8, window=3, dense=replace(_DENSE, mixer=Convolution(length=3))),
+    structs.replace(_ATTENDING, window=64),
+    structs.replace(_ATTENDING, dense=structs.replace(_DENSE, mixture=_MIXTURE)),
+    structs.replace(
+        _ATTENDING, inputs=_RULE.inputs, state=32, window=3, dense=structs.replace(_DENSE, mixer=_RULE)
+    ),
+    structs.replace(
+        _ATTENDING, inputs=8, window=3, dense=structs.replace(_DENSE, mixer=Convolution(length=3))
+    ),
 )
 _SPEC = ModelSpec(
     family="llama",
@@ -128,9 +133,11 @@ _SPEC = ModelSpec(
     context_max=512,
     is_tied=False,
     rotaries=(Rotary(frequencies=(1.0, 0.5)),),
-    layers=tuple(replace(kind, source=place) for place, kind in enumerate((_KINDS[:3] * 3)[:8])),
+    layers=tuple(structs.replace(kind, source=place) for place, kind in enumerate((_KINDS[:3] * 3)[:8])),
 )
-_OTHER_SPEC = replace(_SPEC, layers=tuple(replace(_KINDS[place % 2 * 3], source=place) for place in range(8)))
+_OTHER_SPEC = structs.replace(
+    _SPEC, layers=tuple(structs.replace(_KINDS[place % 2 * 3], source=place) for place in range(8))
+)
 _ASSIGN: dict[str, Any] = {
     "model": "owner/name",
     "fingerprint": _DIGEST[:32],

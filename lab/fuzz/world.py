@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from flowspec.core.protocol.messages import Features, Segment
 from flowspec.sim.link import Frames as AnyFrames
@@ -137,4 +139,6 @@ class World:
 
 def _stamped(frames: Frames, connection: Connection) -> Frames:
     """Old frames as if they were of this connection: a device that lies."""
-    return [bytes(frame) for frame in encode(replace(decode(frames), incarnation=connection.incarnation))]
+    return [
+        bytes(frame) for frame in encode(structs.replace(decode(frames), incarnation=connection.incarnation))
+    ]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 pytest.importorskip("llguidance")
 
@@ -31,7 +32,7 @@ def test_the_first_prompt_is_asked_again_with_each_sampling_bound() -> None:
     ]
     bound = found.of(cases)
     assert [(case.prompt_id, case.prompt) for case in bound] == [("first as JSON", (5, 6))] * 2
-    assert [replace(case.sampling, grammar=None) for case in bound] == [Sampling(), cases[2].sampling]
+    assert [structs.replace(case.sampling, grammar=None) for case in bound] == [Sampling(), cases[2].sampling]
     grammar = bound[0].sampling.grammar
     assert grammar is not None
     check_grammar(grammar.kind, grammar.text)

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from transformers import AutoModelForCausalLM
 
 from flowspec.bench.config import DeclaredDrafter, Setup
@@ -186,7 +187,7 @@ def synthetic_guesses(case: PlainCase, acceptance: float = 0.6, *, balanced: boo
 
 
 def test_synthetic_cases_are_told_apart_by_number_and_sampling_and_are_always_the_same() -> None:
-    samplings = [Sampling(), WARM, replace(WARM, seed=5)]
+    samplings = [Sampling(), WARM, structs.replace(WARM, seed=5)]
     found = synthetic_cases(3, samplings, 20)
     assert found == synthetic_cases(3, samplings, 20)
     assert [(case.prompt_id, case.sampling) for case in found] == [
@@ -249,7 +250,7 @@ def test_what_is_said_after_a_prefix_depends_on_nothing_but_it() -> None:
         assert all(len(set(children.tokens)) == WIDTH_MAX for children in found[-1])
     together = synthetic_guesses(case)
     assert found[0] == found[1] == together.children([together.prefixes.chain(text)[-1] for text in texts])
-    other = synthetic_guesses(synthetic_cases(1, [replace(WARM, seed=5)], 60)[0])
+    other = synthetic_guesses(synthetic_cases(1, [structs.replace(WARM, seed=5)], 60)[0])
     assert other.children([other.prefixes.chain(text)[-1] for text in texts]) != found[0]
 
 

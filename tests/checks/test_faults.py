@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.cluster.daemon import DaemonCore
@@ -151,7 +152,7 @@ def keeps_the_epoch(patch: pytest.MonkeyPatch) -> None:
     def broken(self: Request) -> None:
         epoch = self.opening.epoch
         reopen(self)
-        self.opening = replace(self.opening, epoch=epoch)
+        self.opening = structs.replace(self.opening, epoch=epoch)
 
     patch.setattr(Request, "reopen", broken)
 
@@ -164,7 +165,9 @@ def admits_everybody(patch: pytest.MonkeyPatch) -> None:
 def releases_on_control_alone(patch: pytest.MonkeyPatch) -> None:
     """The rows of who was admitted may come before the Release that makes room for them."""
     depart = SegmentsInFlight.depart
-    patch.setattr(SegmentsInFlight, "depart", lambda self, *given: replace(depart(self, *given), releases=()))
+    patch.setattr(
+        SegmentsInFlight, "depart", lambda self, *given: structs.replace(depart(self, *given), releases=())
+    )
 
 
 def believes_that_what_it_gave_up_is_still_there(patch: pytest.MonkeyPatch) -> None:
@@ -197,7 +200,7 @@ def takes_the_answer_for_the_prompt(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Request) -> None:
         reopen(self)
-        self.opening = replace(self.opening, answer_start=self.opening.length)
+        self.opening = structs.replace(self.opening, answer_start=self.opening.length)
 
     patch.setattr(Request, "reopen", broken)
 

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from gguf import GGMLQuantizationType
+from msgspec import structs
 
 from flowspec.bench import faithfulness
 from flowspec.bench.checkpoints import make_variant
@@ -160,8 +161,8 @@ def test_verify_checks_answers_that_a_schema_binds(run: Run, monkeypatch: pytest
         grammar = found.case.sampling.grammar
         if grammar is None:
             return true(plain, found, stop_ids)
-        other = replace(grammar, text='{"type": "integer"}')
-        case = replace(found.case, sampling=replace(found.case.sampling, grammar=other))
+        other = structs.replace(grammar, text='{"type": "integer"}')
+        case = replace(found.case, sampling=structs.replace(found.case.sampling, grammar=other))
         assert true(plain, found, stop_ids).kind == "exact"
         return true(plain, replace(found, case=case), stop_ids)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowspec.core.head.costs import MISSES_AT_FIRST, RATE_MEMORY_S, Costs, LearntCurve, Wire
 from flowspec.core.protocol.messages import Hop
@@ -48,7 +48,7 @@ def learn(
     now_s, stamped = sent_s, []
     for number, (report, link_s) in enumerate(zip(hops, each_s, strict=False)):
         now_s += link_s
-        stamped.append(replace(report, received_s=now_s + 1000 * number))  # stages' clocks differ
+        stamped.append(structs.replace(report, received_s=now_s + 1000 * number))  # stages' clocks differ
         now_s += report.queued_s + report.compute_s + report.own_s
     costs.learn(stamped, rows, sent_s, now_s + each_s[-1])
 

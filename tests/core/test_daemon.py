@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.core.cluster.daemon import (
     Attach,
@@ -264,7 +264,7 @@ def test_questions_about_weights_go_to_the_head_which_hears_when_the_daemon_stop
 
 def assigned_beside() -> Assign:
     """Other layers than those of `assign`, in a later pipeline of the same head."""
-    return replace(assign(3, 1), is_beside=True)
+    return structs.replace(assign(3, 1), is_beside=True)
 
 
 def test_a_slice_is_made_ready_beside_the_pipeline_that_works_and_found_by_the_next_assign() -> None:

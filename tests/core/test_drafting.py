@@ -3,11 +3,10 @@ drafting."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowspec.core.head.calibration import Calibrator
 from flowspec.core.head.drafter_jobs import draft_part, expandable, most_valuable
@@ -276,7 +275,9 @@ def assert_ranked(request: Request) -> None:
 
 def job(number: int, *requests: int, releases: tuple[int, ...] = ()) -> Expand:
     (none,) = stages.segment(0, []).parts
-    parts = tuple(replace(none, commit=stages.commit(base=1, request=request)) for request in requests)
+    parts = tuple(
+        structs.replace(none, commit=stages.commit(base=1, request=request)) for request in requests
+    )
     given_up = tuple(Release(request=request) for request in releases)
     return Expand(segment=Segment(segment=number, parts=parts, releases=given_up), width=4)
 
@@ -305,9 +306,9 @@ def test_what_no_correct_head_asks_of_a_drafter_is_refused() -> None:
         core.handle(job(1, 1), 0.0)
     core, sent = DrafterCore(), job(0, 1)
     copying = stages.opening(keep=1, source=2)
-    parts = tuple(replace(part, opening=copying) for part in sent.segment.parts)
+    parts = tuple(structs.replace(part, opening=copying) for part in sent.segment.parts)
     with pytest.raises(PeerError, match="request 1 begins with a copy"):
-        core.handle(replace(sent, segment=replace(sent.segment, parts=parts)), 0.0)
+        core.handle(structs.replace(sent, segment=structs.replace(sent.segment, parts=parts)), 0.0)
     core.handle(sent, 0.0)
     core = DrafterCore()
     for number in range(limits.REQUESTS_MAX):

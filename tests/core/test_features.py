@@ -4,9 +4,9 @@ path."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from flowspec.core.head.events import FeaturesArrived, SendToStages, TakeFeatures
 from flowspec.core.head.features import LATE_S, FeatureDesk
@@ -90,7 +90,7 @@ def test_what_a_stage_sent_in_the_last_epoch_counts_as_far_as_it_is_on_the_path(
     desk.take(sent(0, [0, 1, 2]), request)
     request.tree.rewind(2)
     request.tree.extend_path([200, 201])
-    request.opening = replace(request.opening, epoch=1, keep=2, length=4, root=request.tree.root)
+    request.opening = structs.replace(request.opening, epoch=1, keep=2, length=4, root=request.tree.root)
     desk.forget_dead(request)
     desk.take(sent(2, [0, 1, 2]), request)
     assert desk.complete(request) == TakeFeatures(request=1, epoch=1, nodes=(0, 1), rows=rows_of(0, 1))

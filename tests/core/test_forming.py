@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from flowspec import __version__
 from flowspec.core.cluster.forming import (
@@ -222,7 +223,7 @@ def test_a_pipeline_is_dialled_assigned_and_there_when_all_are_ready_and_both_en
     assigned = [SendControl(pipeline=1, device=part.device, message=part.assign) for part in parts]
     assert bench.welcomes("b") == [*dials(1, "a", "c", role=DATA), *assigned]
     for device in ("a", "b", "c"):
-        assert bench.says(device, replace(READY, cache_slots=500)) == [
+        assert bench.says(device, structs.replace(READY, cache_slots=500)) == [
             ShowProgress(device=device, doing="ready", share=1.0)
         ]
     assert bench.says("a", WELCOME, DATA) == []
@@ -392,7 +393,7 @@ def test_a_device_that_cannot_do_its_part_later_is_left_out_at_once() -> None:
     bench = running("a", "b")
     bench.give(ConnectionClosed(pipeline=1, device="b"))
     bench.welcomes("a")
-    note = bench.says("a", replace(READY, cache_slots=7))[0]
+    note = bench.says("a", structs.replace(READY, cache_slots=7))[0]
     assert isinstance(note, Note)
     assert "cannot do its part (expected room for 356 cache slots, got 7" in note.text
 
@@ -462,12 +463,12 @@ def test_where_no_device_can_come_back_nobody_waits(names: tuple[str, ...]) -> N
 def test_a_drafter_has_no_data_connections() -> None:
     bench = Bench("a")
     part = parts_of("a")[0]
-    drafting = replace(part.assign, drafting=Drafting(vocabulary=9, coupled=True))
+    drafting = structs.replace(part.assign, drafting=Drafting(vocabulary=9, coupled=True))
     assert isinstance(drafting, Assign)
     bench.core.handle(SessionStarted(), 0.0)
     bench.core.handle(PlanMade(parts=(replace(part, assign=drafting),)), 0.0)
     assert bench.welcomes("a") == [SendControl(pipeline=1, device="a", message=drafting)]
-    assert bench.says("a", replace(READY, cache_slots=0))[-1] == StartPipeline(
+    assert bench.says("a", structs.replace(READY, cache_slots=0))[-1] == StartPipeline(
         pipeline=1, stage_count=1, rooms=rooms_of(1, 0)
     )
 
@@ -508,7 +509,7 @@ def test_a_device_that_is_back_loads_beside_the_pipeline_that_works_and_the_swit
     assert beside(bench, "b", Loading(share=0.5)) == [ShowProgress(device="b", doing="loading", share=0.5)]
     assert beside(bench, "c", Loading(share=0.5)) == [], "it is at work all the same"
     assert beside(bench, "b", READY) == [], "the other is not ready"
-    other = replace(assigned[2].assign, is_beside=True)
+    other = structs.replace(assigned[2].assign, is_beside=True)
     assert beside(bench, "c", told) == [SendControl(pipeline=3, device="c", message=other)]
     resets: list[FormingCommand] = [
         SendControl(pipeline=3, device=name, message=Reset()) for name in ("b", "c")

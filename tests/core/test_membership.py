@@ -45,7 +45,7 @@ from flowspec.core.cluster.membership import (
     Tick,
 )
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import is_numeric
+from flowspec.core.protocol.types import is_numeric
 from tests.core.runs import MEMBERSHIP_TIMEOUTS
 
 TIMEOUTS = replace(MEMBERSHIP_TIMEOUTS, worth=10.0)

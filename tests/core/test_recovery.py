@@ -3,9 +3,8 @@ sent again."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from flowspec.core.head.events import Cancel, Forget, PipelineLost, PipelineReformed, VerifiedArrived
 from flowspec.core.protocol.messages import Commit, Verified
@@ -82,7 +81,7 @@ def test_a_late_cancel_or_segment_of_an_answer_that_is_over_changes_nothing() ->
 
 
 def told_over(*path: int, epoch: int = 0) -> Commit:
-    return replace(commit(*path, epoch=epoch), is_over=True)
+    return structs.replace(commit(*path, epoch=epoch), is_over=True)
 
 
 def test_the_end_of_an_answer_takes_its_guesses_out_of_the_job_that_runs() -> None:

@@ -4,12 +4,12 @@ slots; event in, commands out."""
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Open, Release
@@ -140,7 +140,7 @@ def test_a_segment_brings_the_open_or_release_that_control_has_not() -> None:
     assert job.parts[0].positions.tolist() == [3, 4]
     assert tell(core, newer) == []
     core = opened()
-    (other,) = arrive(core, replace(segment(1, []), releases=(Release(request=1),)))[:1]
+    (other,) = arrive(core, structs.replace(segment(1, []), releases=(Release(request=1),)))[:1]
     assert other == CloseCache(request=1)
     assert core.requests() == []
 
@@ -148,7 +148,7 @@ def test_a_segment_brings_the_open_or_release_that_control_has_not() -> None:
 def test_a_late_open_opens_nothing_and_a_late_release_closes_nothing() -> None:
     """On the control connection it comes late; the segment that makes use of the room was faster."""
     core = opened()
-    arrive(core, replace(segment(1, []), releases=(Release(request=1, epoch=3),)))
+    arrive(core, structs.replace(segment(1, []), releases=(Release(request=1, epoch=3),)))
     for epoch in (2, 3):
         assert tell(core, opening(epoch=epoch, keep=2)) == []
     tell(core, Release(request=1, epoch=1))

@@ -11,13 +11,13 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.bench.margin import margin
@@ -170,7 +170,7 @@ def test_marks_are_where_a_reply_names_them_and_nowhere_else() -> None:
     language = {b"a"} | {
         before + b"\xf8" + one + more for before in (b"", b"b") for one in ways for more in (*ways, b"")
     }
-    bound = replace(grammar("reply", text), marks=tuple(marks))
+    bound = structs.replace(grammar("reply", text), marks=tuple(marks))
     masks = GrammarMasks(bound, VOCABULARY)
     paths = paths_of(language, texts)
     random.Random(1).shuffle(paths)
@@ -185,10 +185,10 @@ def test_marks_are_where_a_reply_names_them_and_nowhere_else() -> None:
 
 def test_only_a_reply_has_marks_and_none_that_ends_an_answer() -> None:
     with pytest.raises(ValueError, match="marks: expected none but in a reply"):
-        replace(grammar("regex", "a"), marks=(MARK,))
+        structs.replace(grammar("regex", "a"), marks=(MARK,))
     for marks in ((MARK, MARK), (END,), (-1,)):
         with pytest.raises(ValueError, match="marks"):
-            replace(grammar("reply", "start: mark_0"), marks=marks)
+            structs.replace(grammar("reply", "start: mark_0"), marks=marks)
     with pytest.raises(InputError, match=r"lark: .*mark_0"):
         check_grammar("lark", "start: mark_0")
 
@@ -243,7 +243,7 @@ def test_what_the_vocabulary_cannot_write_or_would_lose_is_not_allowed() -> None
 def among(sampling: Sampling, allowed: Sequence[int], size: int) -> Sampling:
     """The same without a grammar, by tokens that are never drawn."""
     others = tuple(token for token in range(size) if token not in allowed)
-    return replace(sampling, grammar=None, suppress_tokens=others)
+    return structs.replace(sampling, grammar=None, suppress_tokens=others)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_what_is_drawn_is_drawn_among_the_allowed_tokens(
             assert drawn == naive_draw(logits, among(sampling, allowed, size), 2 + len(path))
             assert margin(sampler, logits, 2 + len(path), drawn, text) > 0
             assert Sampler(sampling, size).draw(logits, 2, text) in (END, OTHER_END)
-        free = replace(sampling, grammar=wide)
+        free = structs.replace(sampling, grammar=wide)
         mask = GrammarMasks(wide, VOCABULARY).allowed(())
         allowed = np.flatnonzero(mask).tolist()
         assert len(allowed) > 100

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowspec.bench.margin import margin, survivors_of
 from flowspec.core.protocol import limits
@@ -120,7 +120,7 @@ def biased(sampling: Sampling, size: int, seed: int) -> Sampling:
     suppressed = [token for token in range(size) if token != left and rng.random() < share][:1000]
     named = np.flatnonzero(rng.random(size + 3) < rng.choice([0.0, 0.1, 1.0]))[:500]
     bias = tuple((int(token), float(rng.choice([-100, -2.5, 0, 0.1, 3, 100]))) for token in named)
-    return replace(sampling, suppress_tokens=(*suppressed, size, size + 7), logit_bias=bias)
+    return structs.replace(sampling, suppress_tokens=(*suppressed, size, size + 7), logit_bias=bias)
 
 
 SIZES = st.sampled_from([1, 2, 3, 7, 63, 64, 65, 300])
@@ -160,14 +160,16 @@ def test_draws_equal_the_naive_reference_for_large_vocabularies(kind: str) -> No
 def test_a_suppressed_token_is_never_drawn_and_moves_no_other_draw(temperature: float) -> None:
     logits, free = make_logits("normal", 400, 4), Sampling(temperature=temperature, seed=2)
     suppressed = tuple(range(0, 400, 3))
-    sampler = Sampler(replace(free, suppress_tokens=suppressed), len(logits))
+    sampler = Sampler(structs.replace(free, suppress_tokens=suppressed), len(logits))
     for position in range(200):
         drawn, other = sampler.draw(logits, position), Sampler(free, len(logits)).draw(logits, position)
         assert drawn not in suppressed
         assert other in (*suppressed, drawn), "what may be drawn is drawn as before"
-    for none in (replace(free, suppress_tokens=tuple(range(400)), top_p=top_p) for top_p in (0.5, 0.99, 1.0)):
+    for none in (
+        structs.replace(free, suppress_tokens=tuple(range(400)), top_p=top_p) for top_p in (0.5, 0.99, 1.0)
+    ):
         with np.errstate(invalid="ignore"), pytest.raises(ClusterError, match="no token may be drawn"):
-            Sampler(replace(none, temperature=1.0), len(logits)).draw(logits, 1)
+            Sampler(structs.replace(none, temperature=1.0), len(logits)).draw(logits, 1)
 
 
 @pytest.mark.parametrize("top_p", [0.25, 0.75])
@@ -309,12 +311,12 @@ def test_penalised_draws_equal_the_naive_reference(
     prompt = rng.integers(size, size=rng.integers(1, 9)).tolist()
     answer = rng.integers(min(size, 5), size=rng.integers(0, 9)).tolist()
     sampling = biased(sampling, size, seed) if is_biased else sampling
-    asked = replace(sampling, **penalties)
+    asked = structs.replace(sampling, **penalties)
     shaped = naive_penalised(naive_biased(logits, sampling), asked, prompt, answer)
     sampler, before = Sampler(asked, size), logits.copy()
     assert sampler.shaped(logits, text_of(prompt, answer)).tolist() == shaped.tolist()
     for position in range(4):
-        expected = naive_draw(shaped, replace(sampling, logit_bias=()), position)
+        expected = naive_draw(shaped, structs.replace(sampling, logit_bias=()), position)
         assert sampler.draw(logits, position, text_of(prompt, answer)) == expected
     assert (logits == before).all()
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import select
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec import structs
 
 from flowspec.core.cluster.daemon import Loaded
 from flowspec.core.protocol.cluster_messages import Assign
@@ -38,7 +39,7 @@ class Bench:
 
     def assign(self, bounds: tuple[int, int], *, is_beside: bool = False) -> Assign:
         first, end = bounds
-        return replace(
+        return structs.replace(
             whole_model(self.files.model, self.files.fingerprint(), self.files.spec),
             stages=2,
             first_layer=first,

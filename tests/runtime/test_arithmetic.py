@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error
 from flowspec.core.protocol.messages import Sampling
@@ -73,7 +74,7 @@ def test_a_daemon_tells_what_it_has_and_refuses_the_rest_in_a_line(folder: Path,
         peer.link.send(AskArithmetics(dtype="int8"))
         assert peer.answer() == Arithmetics(dtype="int8", names=("groups32",))
         assign = whole_model(str(folder), ModelFiles(str(folder)).fingerprint())
-        said = peer.assign(poor.address, replace(assign, dtype="int8", arithmetic="fast"))
+        said = peer.assign(poor.address, structs.replace(assign, dtype="int8", arithmetic="fast"))
         assert isinstance(said, Error)
         assert said.cause == "part"
         assert said.text.startswith("expected the arithmetic fast of int8, cpu on "), said.text

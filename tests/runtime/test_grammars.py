@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 pytest.importorskip("llguidance")
 
@@ -110,7 +111,7 @@ def document(ends: tuple[int, ...], text: str = json.dumps(SCHEMA)) -> Sampling:
 def samplings(ends: tuple[int, ...]) -> dict[str, Sampling]:
     """A grammar of each kind; calls that have to be, and one that the model is biased to begin in its text;
     thoughts that it is biased to begin, and to end."""
-    found = {"document": document(ends), "likeliest": replace(document(ends), temperature=0.0)}
+    found = {"document": document(ends), "likeliest": structs.replace(document(ends), temperature=0.0)}
     sentence = Grammar(kind="regex", text=REGEX, ends=ends)
     found["sentence"] = Sampling(temperature=1.0, seed=6, top_p=0.8, frequency_penalty=0.5, grammar=sentence)
     assert FORM is not None
@@ -230,7 +231,7 @@ def test_what_cannot_be_obeyed_is_refused_and_biases_never_lead_out_of_a_grammar
 ) -> None:
     with LLM(BUNDLED, local=1, dtype="float32", context=400) as llm:
         own = llm.question(QUESTION, regex="yes|no", temperature=0.0, max_new_tokens=9)
-        every = replace(own.sampling, suppress_tokens=tuple(range(1024)))
+        every = structs.replace(own.sampling, suppress_tokens=tuple(range(1024)))
         assert llm.submit(replace(own, sampling=every)).answer().text in ("yes", "no"), "the grammar wins"
         likely = ask(llm, json_schema=None, regex="[ab]{3}", logit_bias={tokenizer.encode("b")[0]: 90.0})
         assert "b" in likely.answer().text

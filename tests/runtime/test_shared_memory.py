@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 
 from flowspec.core.head.admission import Admission
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -37,7 +38,9 @@ from tests.runtime.clusters import Peer, wait_until, whole_model
 MIB = 1 << 20
 SPAN = Span(first=0, end=2, count=8)
 NEED = SliceMemory(weight_bytes=50 * MIB, cache_bytes=20 * MIB)
-ASSIGN = replace(whole_model("m", "f"), stages=4, end_layer=2, next_hop="127.0.0.1:7701", next_name="next")
+ASSIGN = structs.replace(
+    whole_model("m", "f"), stages=4, end_layer=2, next_hop="127.0.0.1:7701", next_name="next"
+)
 NEAR = 8 * MIB
 """What a process may grow by while it is looked at."""
 
@@ -119,7 +122,7 @@ def test_a_drafter_has_room_for_an_answer_where_others_were_promised_all(
     """The head asks no drafter that lacks it: with the least that a device gives it must be enough."""
     shared.promise(100 * MIB, 1000 * MIB)
     files, span = ModelFiles(str(folder)), Span(first=0, end=8, count=8)
-    assign = replace(
+    assign = structs.replace(
         whole_model(str(folder), files.fingerprint(), files.spec),
         drafting=Drafting(vocabulary=100, coupled=False),
     )

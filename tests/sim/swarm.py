@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
+from msgspec import structs
+
 from flowspec.core.head.events import Cancel, DrafterLost, Finished, Forget, Submit
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
@@ -251,7 +253,7 @@ def _link(rng: random.Random) -> LinkSpec:
 def _dialogue(rng: random.Random, request: int, language: HashLanguage, context: int) -> Dialogue:
     length_max = min(context - 1, rng.choice([3, 10, 30, 200]))
     prompt = tuple(rng.randrange(language.vocabulary_size) for _ in range(rng.randint(1, length_max)))
-    sampling = replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40))
+    sampling = structs.replace(rng.choice(SAMPLINGS), seed=rng.randrange(1 << 40))
     sampling = biased(random.Random(f"bias {sampling.seed}"), sampling, language.vocabulary_size)
     sampling = penalised(random.Random(f"penalties {sampling.seed}"), sampling)
     if language.grammars is not None and not sampling.suppress_tokens:
@@ -279,11 +281,11 @@ def biased(rng: random.Random, sampling: Sampling, vocabulary: int) -> Sampling:
     """Some never draw some tokens, all but one at most, and some have biases."""
     if rng.random() < 0.3:
         suppressed = rng.sample(range(vocabulary), rng.choice([1, vocabulary // 2, vocabulary - 1]))
-        sampling = replace(sampling, suppress_tokens=tuple(sorted(suppressed)))
+        sampling = structs.replace(sampling, suppress_tokens=tuple(sorted(suppressed)))
     if rng.random() < 0.2:
         named = sorted(rng.sample(range(vocabulary), rng.randint(1, 5)))
         bias = tuple((token, rng.choice([-100.0, -1.5, 0.0, 2.0, 100.0])) for token in named)
-        sampling = replace(sampling, logit_bias=bias)
+        sampling = structs.replace(sampling, logit_bias=bias)
     return sampling
 
 
@@ -291,7 +293,7 @@ def penalised(rng: random.Random, sampling: Sampling) -> Sampling:
     """Some look at the text before what they draw."""
     if rng.random() >= 0.3:
         return sampling
-    return replace(
+    return structs.replace(
         sampling,
         presence_penalty=rng.choice([0.0, -0.5, 1.5]),
         frequency_penalty=rng.choice([0.0, -0.2, 0.7]),
@@ -305,7 +307,7 @@ def bound(rng: random.Random, sampling: Sampling) -> Sampling:
         return sampling
     texts = ["(ab?|c[d-f]{2,4}|[a-c])*", "[a-f]{30}", "(a|b[a-f]|[c-f]{3})+", "(abcdef|f[abc]edab)+"]
     text = rng.choice(texts)
-    return replace(sampling, grammar=Grammar(kind="regex", text=text, ends=(0,)))
+    return structs.replace(sampling, grammar=Grammar(kind="regex", text=text, ends=(0,)))
 
 
 @cache

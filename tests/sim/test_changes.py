@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from flowspec.core.cluster.membership import SWITCH_S
 from flowspec.core.head.flights import Bounds
@@ -74,7 +75,7 @@ class Asking(Play):
         if self.clock.now_s >= self.last_s:
             self._waiting -= 1
             return
-        sampling = replace(submit.sampling, seed=submit.sampling.seed + 1)
+        sampling = structs.replace(submit.sampling, seed=submit.sampling.seed + 1)
         self.cluster.at(self.clock.now_s + self.pause_s, replace(submit, sampling=sampling, answered=()))
 
     def notes(self, text: str) -> list[tuple[float, str]]:

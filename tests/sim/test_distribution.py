@@ -10,6 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from flowspec.bench.margin import survivors_of
 from flowspec.core.head.events import Finished
@@ -58,10 +59,12 @@ def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tu
             followed += answer.times_s[1] - answer.times_s[0] < 0.01
             seed = answer.submit.sampling.seed + 1
             if seed < first_seed + count:
-                world.at(world.clock.now_s, replace(answer.submit, sampling=replace(sampling, seed=seed)))
+                world.at(
+                    world.clock.now_s, replace(answer.submit, sampling=structs.replace(sampling, seed=seed))
+                )
 
     world.on_event, world.checks = go_on, False
-    world.at(0.0, ask(0, PROMPT, 2, sampling=replace(sampling, seed=first_seed)))
+    world.at(0.0, ask(0, PROMPT, 2, sampling=structs.replace(sampling, seed=first_seed)))
     world.run()
     return found, followed
 

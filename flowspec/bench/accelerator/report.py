@@ -24,6 +24,7 @@ from flowspec.errors import InputError
 from flowspec.runtime.health.finding import NOTE, PROBLEM, WARNING, Finding, untried_gpu
 from flowspec.runtime.health.gather import read_software
 from flowspec.runtime.health.heat import heat_findings
+from flowspec.validation import as_dict
 from flowspec.version import __version__
 
 FORMAT = 2
@@ -169,9 +170,9 @@ def report_of(
         "seconds": round(seconds, 1),
         "problems": sum(finding.severity == PROBLEM for finding in findings),
         "system": dict(system),
-        "software": asdict(read_software()),
-        "before": {"board": asdict(before.board), "clocks": before.clocks},
-        "after": {"board": asdict(after.board), "clocks": after.clocks},
+        "software": as_dict(read_software()),
+        "before": {"board": as_dict(before.board), "clocks": before.clocks},
+        "after": {"board": as_dict(after.board), "clocks": after.clocks},
         "steps": [{**asdict(outcome), "s": round(outcome.s, 1)} for outcome in outcomes],
         "findings": [asdict(finding) for finding in findings],
     }

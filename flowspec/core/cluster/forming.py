@@ -37,6 +37,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from msgspec import structs
+
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.cluster.holder import Holder
 from flowspec.core.cluster.membership import (
@@ -960,7 +962,7 @@ class PipelineCore:
         theirs = tuple(part for part in parts if part.device not in pipeline.devices)
         now = layers_of(pipeline.parts)
         moved = tuple(
-            replace(part, assign=replace(part.assign, is_beside=True))
+            replace(part, assign=structs.replace(part.assign, is_beside=True))
             for part in parts
             if now.get(part.device, span := (part.assign.first_layer, part.assign.end_layer)) != span
         )
@@ -1152,7 +1154,7 @@ class PipelineCore:
 
 def computing(parts: Sequence[Assignment], arithmetic: str) -> tuple[Assignment, ...]:
     """The same parts, computed with this arithmetic."""
-    return tuple(replace(part, assign=replace(part.assign, arithmetic=arithmetic)) for part in parts)
+    return tuple(replace(part, assign=structs.replace(part.assign, arithmetic=arithmetic)) for part in parts)
 
 
 def layers_of(parts: Sequence[Assignment]) -> dict[str, tuple[int, int]]:

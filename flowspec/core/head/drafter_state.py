@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import structs
 
 from flowspec.core.head.lazy_heap import is_mostly_stale
 from flowspec.core.protocol import limits
@@ -44,7 +46,9 @@ class DrafterState:
         keep = min(keep, self.filled, self.told)
         fits = opening.length <= context
         self.opening = (
-            replace(opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX, top_logprobs=-1, source=-1)
+            structs.replace(
+                opening, keep=keep, slots=context + limits.DRAFT_NODES_MAX, top_logprobs=-1, source=-1
+            )
             if fits
             else None
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
 from flowspec.core.head.candidates import Candidates
@@ -195,7 +196,7 @@ class Request:
         """
         length = self.tree.committed_length
         self.tree.rewind(length)
-        self.opening = replace(
+        self.opening = structs.replace(
             self.opening, epoch=self.opening.epoch + 1, keep=0, length=length, root=self.tree.root, source=-1
         )
         self.awaits = None
@@ -214,7 +215,7 @@ class Request:
         of it was sent yet."""
         assert not self.opened, "the stages have opened it"
         assert not self.in_flight, "the stages are opening it"
-        self.opening = replace(self.opening, keep=count, source=source)
+        self.opening = structs.replace(self.opening, keep=count, source=source)
         self.unsent = self.computed = count
         self.awaits = None
         if self.submit is not None:

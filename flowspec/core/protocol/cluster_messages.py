@@ -1,41 +1,55 @@
 """What head and daemons say to each other to set a cluster up and to watch it: who is there, which
 arithmetics, which layers, signs of life, errors.
 
-As all messages (`messages`) these are frozen, and validated when built, on either end.
+Like all messages (`messages`) these are frozen; the codec checks what comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_all, check_range, check_text, is_numeric
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.types import (
+    Count,
+    IdOrNone,
+    Instant,
+    Layer,
+    Lease,
+    Length,
+    Line,
+    Megahertz,
+    Name,
+    Record,
+    Share,
+    is_numeric,
+    one_of,
+)
+from flowspec.validation import expect
 
 ROLES = ("head-control", "head-data", "head-weights", "stage", "measure")
 LOADING_STEPS = ("trying kernels", "asking for weights", "checking", "receiving", "loading")
 ERROR_CAUSES = ("", "next", "part", "gone", "again")
+Precision = Annotated[str, one_of(*ACTIVATIONS)]
+Stage = Annotated[int, Meta(ge=0, le=limits.STAGES_MAX)]
+Celsius = Annotated[float, Meta(ge=limits.CELSIUS_RANGE[0], le=limits.CELSIUS_RANGE[1])]
+Arithmetic = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Hello(Record, frozen=True, kw_only=True):
     """First message of every connection to a daemon: who dials, and what the connection is for."""
 
-    name: str
-    version: str
-    role: str
-
-    def __post_init__(self) -> None:
-        check_text("name", self.name)
-        check_text("version", self.version)
-        check(self.role in ROLES, "role", self.role, ", ".join(ROLES))
+    name: Name
+    version: Name
+    role: Annotated[str, one_of(*ROLES)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class Welcome(Record, frozen=True, kw_only=True):
     """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next
     message to it must bear.
 
@@ -43,44 +57,32 @@ class Welcome:
     `lease_s` unless it renews it.
     """
 
-    name: str
-    version: str
-    device: str
-    pid: int
-    memory_bytes: int
-    count: int
-    holder: str = ""
-    lease_s: float = 0.0
+    name: Name
+    version: Name
+    device: Name
+    pid: Count
+    memory_bytes: Count
+    count: Count
+    holder: Name = ""
+    lease_s: Lease = 0.0
 
     @property
     def is_held(self) -> bool:
         return bool(self.holder)
 
-    def __post_init__(self) -> None:
-        for field in ("name", "version", "device", "holder"):
-            check_text(field, getattr(self, field))
-        for field in ("pid", "memory_bytes", "count"):
-            check_range(field, getattr(self, field), 0, limits.ID_MAX)
-        check_range("lease_s", self.lease_s, 0, 3600)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drafting:
+class Drafting(Record, frozen=True, kw_only=True):
     """What a daemon must know to draft with a model: how many token ids the target has (its own may be padded
     differently).
 
     `coupled` says that it ranks with the target's noise.
     """
 
-    vocabulary: int
+    vocabulary: Annotated[int, Meta(ge=1, le=limits.VOCABULARY_MAX)]
     coupled: bool
 
-    def __post_init__(self) -> None:
-        check_range("vocabulary", self.vocabulary, 1, limits.VOCABULARY_MAX)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assign:
+class Assign(Record, frozen=True, kw_only=True):
     """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop`
     (`host:port` of `next_name`).
 
@@ -109,85 +111,63 @@ class Assign:
     this one beside its work.
     """
 
-    model: str
-    fingerprint: str
-    stage: int = 0
-    stages: int = 1
-    first_layer: int = 0
-    end_layer: int
-    layer_count: int
-    next_hop: str = ""
-    next_name: str = ""
-    dtype: str
-    context: int
-    captures: tuple[int, ...] = ()
+    model: Line
+    fingerprint: Name
+    stage: Stage = 0
+    stages: Stage = 1
+    first_layer: Layer = 0
+    end_layer: Layer
+    layer_count: Annotated[int, Meta(ge=1, le=limits.LAYERS_MAX)]
+    next_hop: Name = ""
+    next_name: Name = ""
+    dtype: Precision
+    context: Length
+    captures: Annotated[tuple[Layer, ...], Meta(max_length=limits.CAPTURES_MAX)] = ()
     drafting: Drafting | None = None
-    next_ip: str = ""
+    next_ip: Name = ""
     is_beside: bool = False
-    arithmetic: str = ""
-    cache: str = CACHE_AUTO
+    arithmetic: Name = ""
+    cache: Annotated[str, one_of(*CACHES)] = CACHE_AUTO
     sliding_window: SlidingWindow | None = None
-    tokens_digest: str = ""
-    tokens_bytes: int = 0
+    tokens_digest: Name = ""
+    tokens_bytes: Annotated[int, Meta(ge=0, le=limits.TOKEN_TABLE_BYTES_MAX)] = 0
     spec: ModelSpec | None = None
 
     def __post_init__(self) -> None:
+        count, last = self.layer_count, self.stages - 1
+        expect(self.next_ip == "" or is_numeric(self.next_ip), "next_ip", self.next_ip, "an IP address")
+        expect(0 <= self.stage <= last, "stage", self.stage, f"0 to {last}")
+        is_span = self.first_layer < self.end_layer <= count
+        expect(is_span, "end_layer", self.end_layer, f"{self.first_layer + 1} to {count}")
+        is_last = self.stage == last
+        expect(
+            (self.end_layer == count) == is_last, "end_layer", self.end_layer, "the last on the last stage"
+        )
+        expect((self.next_hop == "") == is_last, "next_hop", self.next_hop, "none on the last stage only")
+        has_both = bool(self.tokens_digest) == bool(self.tokens_bytes)
+        expect(has_both, "tokens_bytes", self.tokens_bytes, "a size where there is a digest")
+        is_ascending = (
+            list(self.captures) == sorted(set(self.captures)) and max(self.captures, default=0) <= count
+        )
+        expect(is_ascending, "captures", self.captures, f"layers up to {count} in growing order")
         if self.spec is not None:
-            count = len(self.spec.layers)
-            check(count == self.layer_count, "spec", count, f"{self.layer_count} layers")
-            for dense in (layer.dense for layer in self.spec.layers):
-                check(dense is not None, "spec", dense, "layers that can be computed")
-                is_of_head = dense is not None and (dense.has_entry or dense.embedding_norm)
-                check(not is_of_head, "spec", "a layer of a head", "layers of a model, which have no entry")
-        check_text("model", self.model, limits.TEXT_CHARS_MAX)
-        for field in ("fingerprint", "next_hop", "next_name", "arithmetic", "tokens_digest"):
-            check_text(field, getattr(self, field))
-        check(self.next_ip == "" or is_numeric(self.next_ip), "next_ip", self.next_ip, "an IP address")
-        check_range("stages", self.stages, 1, limits.STAGES_MAX)
-        check_range("stage", self.stage, 0, self.stages - 1)
-        check_range("layer_count", self.layer_count, 1, limits.LAYERS_MAX)
-        check_range("first_layer", self.first_layer, 0, self.layer_count - 1)
-        check_range("end_layer", self.end_layer, self.first_layer + 1, self.layer_count)
-        check(
-            (self.end_layer == self.layer_count) == (self.stage == self.stages - 1),
-            "end_layer",
-            self.end_layer,
-            "the last layer on the last stage only",
-        )
-        check(
-            (self.next_hop == "") == (self.stage == self.stages - 1),
-            "next_hop",
-            self.next_hop,
-            "none on the last stage only",
-        )
-        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
-        check(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
-        check_range("context", self.context, 1, limits.CONTEXT_MAX)
-        check_range("tokens_bytes", self.tokens_bytes, 0, limits.TOKEN_TABLE_BYTES_MAX)
-        check(
-            bool(self.tokens_digest) == bool(self.tokens_bytes),
-            "tokens_bytes",
-            self.tokens_bytes,
-            "a size where there is a digest",
-        )
-        check_all("captures", self.captures, 0, self.layer_count, limits.CAPTURES_MAX)
-        check(
-            list(self.captures) == sorted(set(self.captures)),
-            "captures",
-            self.captures,
-            "layers in growing order",
-        )
+            self._check_spec(self.spec)
         if self.drafting is not None:
-            check(self.stages == 1, "stages", self.stages, "1 of a drafter")
-            check(
+            expect(self.stages == 1, "stages", self.stages, "1 of a drafter")
+            expect(
                 self.first_layer == 0,
                 "first_layer",
                 self.first_layer,
                 "0 of a drafter, which holds all layers",
             )
-            check(not self.captures, "captures", self.captures, "none of a drafter")
-            check(not self.is_beside, "is_beside", self.is_beside, "false of a drafter")
-            check(self.sliding_window is None, "sliding_window", self.sliding_window, "none of a drafter")
+            for name in ("captures", "is_beside", "sliding_window"):
+                expect(not getattr(self, name), name, getattr(self, name), "none of a drafter")
+
+    def _check_spec(self, spec: ModelSpec) -> None:
+        expect(len(spec.layers) == self.layer_count, "spec", len(spec.layers), f"{self.layer_count} layers")
+        for dense in (layer.dense for layer in spec.layers):
+            is_of_head = dense is None or dense.has_entry or bool(dense.embedding_norm)
+            expect(not is_of_head, "spec", dense, "layers of a model that can be computed, without an entry")
 
     @property
     def nodes_max(self) -> int:
@@ -224,44 +204,31 @@ def capturing_of(assigns: Sequence[Assign]) -> tuple[int, ...]:
     return tuple(index for index, assign in enumerate(assigns) if assign.captured)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AskArithmetics:
+class AskArithmetics(Record, frozen=True, kw_only=True):
     """Asks a daemon which arithmetics of a precision its device has; it answers whoever holds it.
 
     It may have to try its kernels first, and says `Loading` meanwhile.
     """
 
-    dtype: str
-
-    def __post_init__(self) -> None:
-        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
+    dtype: Precision
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetics:
+class Arithmetics(Record, frozen=True, kw_only=True):
     """A daemon's answer to AskArithmetics: those that were found right there, the best first.
 
     Without any `trouble` says why.
     """
 
-    dtype: str
-    names: tuple[str, ...]
-    trouble: str = ""
+    dtype: Precision
+    names: Annotated[tuple[Arithmetic, ...], Meta(max_length=limits.ARITHMETICS_MAX)]
+    trouble: Line = ""
 
     def __post_init__(self) -> None:
-        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
-        most = limits.ARITHMETICS_MAX
-        check(len(self.names) <= most, "names", self.names, f"at most {most}")
-        for name in self.names:
-            check(bool(name), "names", self.names, "names that are not empty")
-            check_text("names", name)
-        check_text("trouble", self.trouble, limits.TEXT_CHARS_MAX)
         is_one = bool(self.names) != bool(self.trouble)
-        check(is_one, "trouble", self.trouble, "what is wrong where there are no names")
+        expect(is_one, "trouble", self.trouble, "what is wrong where there are no names")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loading:
+class Loading(Record, frozen=True, kw_only=True):
     """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
 
     That is `trying kernels` where that was not done on this processor before, `asking for weights`: what the
@@ -269,16 +236,11 @@ class Loading:
     daemon that has the model does the last, and in int8 or int4 also checks what it quantised before.
     """
 
-    share: float
-    doing: str = "loading"
-
-    def __post_init__(self) -> None:
-        check(self.doing in LOADING_STEPS, "doing", self.doing, ", ".join(LOADING_STEPS))
-        check_range("share", self.share, 0, 1)
+    share: Share
+    doing: Annotated[str, one_of(*LOADING_STEPS)] = "loading"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Record, frozen=True, kw_only=True):
     """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
 
     The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for
@@ -291,37 +253,30 @@ class Ready:
     once that one is over.
     """
 
-    weight_bytes: int
-    memory_bytes: int
-    cache_slots: int
-    slot_bytes: int = 1
-    windowed_bytes: int = 0
-    state_bytes: int = 0
-    received_bytes: int = 0
-    load_s: float = 0.0
-    grammars: str = ""
+    weight_bytes: Count
+    memory_bytes: Count
+    cache_slots: Count
+    slot_bytes: Annotated[int, Meta(ge=1, le=limits.ID_MAX)] = 1
+    windowed_bytes: Count = 0
+    state_bytes: Count = 0
+    received_bytes: Count = 0
+    load_s: Instant = 0.0
+    grammars: Name = ""
 
     def __post_init__(self) -> None:
-        check_text("grammars", self.grammars)
-        for field in ("weight_bytes", "memory_bytes", "cache_slots", "state_bytes", "received_bytes"):
-            check_range(field, getattr(self, field), 0, limits.ID_MAX)
-        check_range("slot_bytes", self.slot_bytes, 1, limits.ID_MAX)
-        check_range("windowed_bytes", self.windowed_bytes, 0, self.slot_bytes)
-        check_range("load_s", self.load_s, 0, limits.ID_MAX)
+        most = self.slot_bytes
+        expect(self.windowed_bytes <= most, "windowed_bytes", self.windowed_bytes, f"at most {most}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reset:
+class Reset(Record, frozen=True, kw_only=True):
     """The head lets go of a daemon: its requests are forgotten, its slice may stay loaded."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ping:
+class Ping(Record, frozen=True, kw_only=True):
     """Keeps a head's lease alive; the daemon answers with Pong from the loop that does the work."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pong:
+class Pong(Record, frozen=True, kw_only=True):
     """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0:
     idle), resident memory.
 
@@ -333,29 +288,18 @@ class Pong:
     `is_throttled` where its kernel or firmware says so.
     """
 
-    queued: int
-    done: int
-    memory_bytes: int
-    running_s: float = 0.0
-    temperature_c: float | None = None
-    clock_mhz: float | None = None
-    clock_max_mhz: float | None = None
+    queued: Count
+    done: Count
+    memory_bytes: Count
+    running_s: Instant = 0.0
+    temperature_c: Celsius | None = None
+    clock_mhz: Megahertz | None = None
+    clock_max_mhz: Megahertz | None = None
     is_throttled: bool = False
-    arrived: int = -1
-
-    def __post_init__(self) -> None:
-        for field in ("queued", "done", "memory_bytes", "running_s"):
-            check_range(field, getattr(self, field), 0, limits.ID_MAX)
-        check_range("arrived", self.arrived, -1, limits.ID_MAX)
-        for field in ("clock_mhz", "clock_max_mhz"):
-            if (clock_mhz := getattr(self, field)) is not None:
-                check_range(field, clock_mhz, 0, limits.CLOCK_MHZ_MAX)
-        if self.temperature_c is not None:
-            check_range("temperature_c", self.temperature_c, *limits.CELSIUS_RANGE)
+    arrived: IdOrNone = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Error:
+class Error(Record, frozen=True, kw_only=True):
     """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
 
     `retry_after_s` above 0 says that the same request may succeed then. `cause` is what a head needs to know
@@ -363,19 +307,12 @@ class Error:
     `again`. Without one every pipeline would fail alike.
     """
 
-    text: str
-    retry_after_s: float = 0.0
-    cause: str = ""
-
-    def __post_init__(self) -> None:
-        check(self.cause in ERROR_CAUSES, "cause", self.cause, ", ".join(filter(None, ERROR_CAUSES)))
-        check_text("text", self.text, limits.TEXT_CHARS_MAX)
-        check_range("retry_after_s", self.retry_after_s, 0, 3600)
+    text: Line
+    retry_after_s: Lease = 0.0
+    cause: Annotated[str, one_of(*ERROR_CAUSES)] = ""
 
     @classmethod
     def saying(cls, text: str, retry_after_s: float = 0.0, cause: str = "") -> Error:
         """An Error for any text: cut to the limit, without control characters."""
-        shown = "".join(
-            character if character.isprintable() else " " for character in text[: limits.TEXT_CHARS_MAX]
-        )
+        shown = "".join(letter if letter.isprintable() else " " for letter in text[: limits.TEXT_CHARS_MAX])
         return cls(text=shown, retry_after_s=retry_after_s, cause=cause)

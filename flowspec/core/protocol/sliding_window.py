@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check_range
+from flowspec.core.protocol.types import Length, Position, Record
 
 CONVOLUTION = "conv"
 """What transformers' configs call layers that are short convolutions, of the length `conv_L_cache`."""
@@ -43,22 +43,15 @@ PROMPT_END_TOKENS = 32
 the beginning of the answer's thoughts. A snapshot is of so many before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlidingWindow:
+class SlidingWindow(Record, frozen=True, kw_only=True):
     """A row at position p sees those above p - `tokens`. What lies more than `back` before that is given
     back, `step` positions at a time; but not the end of the prompt, from at least `snapshot` positions before
     it on (0: that, too)."""
 
-    tokens: int
-    back: int = BACK_TOKENS
-    step: int = limits.CACHE_BLOCK_SLOTS
-    snapshot: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "step"):
-            check_range(name, getattr(self, name), 1, limits.CONTEXT_MAX)
-        for name in ("back", "snapshot"):
-            check_range(name, getattr(self, name), 0, limits.CONTEXT_MAX)
+    tokens: Length
+    back: Position = BACK_TOKENS
+    step: Length = limits.CACHE_BLOCK_SLOTS
+    snapshot: Position = 0
 
     @property
     def slots(self) -> int:

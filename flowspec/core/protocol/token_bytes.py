@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_range
+from flowspec.validation import expect
 
 _COUNT = struct.Struct("<IB")
 
@@ -30,26 +30,18 @@ class TokenBytes:
     drops_first_space: bool = False
 
     def __post_init__(self) -> None:
-        check_range("tokens", len(self.texts), 1, limits.VOCABULARY_MAX)
-        longest = max(map(len, self.texts))
-        check(
-            longest <= limits.TOKEN_BYTES_MAX,
-            "tokens",
-            longest,
-            f"at most {limits.TOKEN_BYTES_MAX} bytes each",
-        )
+        count, most = len(self.texts), limits.VOCABULARY_MAX
+        expect(1 <= count <= most, "tokens", count, f"1 to {most}")
+        longest, most = max(map(len, self.texts)), limits.TOKEN_BYTES_MAX
+        expect(longest <= most, "tokens", longest, f"at most {most} bytes each")
 
     @cached_property
     def packed(self) -> bytes:
         """As they travel: the count, the flag, the length of each in two bytes, and the texts."""
         lengths = struct.pack(f"<{len(self.texts)}H", *map(len, self.texts))
         found = _COUNT.pack(len(self.texts), self.drops_first_space) + lengths + b"".join(self.texts)
-        check(
-            len(found) <= limits.TOKEN_TABLE_BYTES_MAX,
-            "tokens",
-            len(found),
-            f"at most {limits.TOKEN_TABLE_BYTES_MAX} bytes in all",
-        )
+        most = limits.TOKEN_TABLE_BYTES_MAX
+        expect(len(found) <= most, "tokens", len(found), f"at most {most} bytes in all")
         return found
 
     @cached_property
@@ -61,16 +53,15 @@ class TokenBytes:
     def unpacked(data: bytes | bytearray | memoryview) -> TokenBytes:
         """What was `packed`; raises `ValueError` for anything else."""
         data = bytes(data)
-        check(
-            _COUNT.size <= len(data) <= limits.TOKEN_TABLE_BYTES_MAX, "tokens", len(data), "a table of tokens"
-        )
+        size = len(data)
+        expect(_COUNT.size <= size <= limits.TOKEN_TABLE_BYTES_MAX, "tokens", size, "a table of tokens")
         count, flag = _COUNT.unpack_from(data)
-        check_range("tokens", count, 1, limits.VOCABULARY_MAX)
-        check(flag in (0, 1), "tokens", flag, "a flag")
+        expect(1 <= count <= limits.VOCABULARY_MAX, "tokens", count, f"1 to {limits.VOCABULARY_MAX}")
+        expect(flag in (0, 1), "tokens", flag, "a flag")
         begin = _COUNT.size + 2 * count
-        check(begin <= len(data), "tokens", len(data), f"{begin} bytes at least")
+        expect(begin <= size, "tokens", size, f"{begin} bytes at least")
         lengths = struct.unpack_from(f"<{count}H", data, _COUNT.size)
-        check(begin + sum(lengths) == len(data), "tokens", len(data), f"{begin + sum(lengths)} bytes")
+        expect(begin + sum(lengths) == size, "tokens", size, f"{begin + sum(lengths)} bytes")
         texts = []
         for length in lengths:
             texts.append(data[begin : begin + length])

@@ -4,8 +4,10 @@ last stage the report to the head."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec import structs
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Features, Hop, Segment, Verified, VerifiedPart
@@ -74,7 +76,7 @@ def onward(job: Job, done: LayersDone, alive: Alive, hops: tuple[Hop, ...]) -> S
         kept[part].append(row)
     parts = tuple(part.select(rows) for part, rows in zip(job.segment.parts, kept, strict=True))
     return SendSegment(
-        segment=replace(job.segment, parts=parts, hops=hops),
+        segment=structs.replace(job.segment, parts=parts, hops=hops),
         payload=done.payload,
         rows=tuple(index for index, _ in alive),
     )

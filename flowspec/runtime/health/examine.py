@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import zmq
+from msgspec import structs
 
 from flowspec.core.protocol.cluster_messages import Error, Hello, Loading, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
@@ -233,7 +234,7 @@ def _ask(open_talk: Callable[[], _Talk], device: Device, question: AskFacts, tel
             found.welcome = talk.hello()
             found.trip_s = (time.perf_counter() - started_s) / 2
             limit_s = TRIED_S if question.speed or question.dtype else FACTS_S
-            found.facts = talk.facts(replace(question, address=address), limit_s, tell)
+            found.facts = talk.facts(structs.replace(question, address=address), limit_s, tell)
             found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
     except _ExamineError as error:
         found.failure = error.failure

@@ -28,6 +28,7 @@ from flowspec.runtime.health.question_worker import Tell
 from flowspec.runtime.links import BRIEF, GLANCE, LinkEffort, measure_links
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyring import Keyring
+from flowspec.validation import checked
 
 
 def gather(
@@ -48,7 +49,7 @@ def gather(
     name, total_bytes, free_bytes = (
         ("", 0, 0) if machine.device == "cpu" or not software.cuda else _accelerator(machine.device)
     )
-    return Facts(
+    found = Facts(
         clock_s=time.time(),
         is_held=is_held,
         software=software,
@@ -68,6 +69,7 @@ def gather(
         speed=own_speed(machine, may_probe=not is_held) if question.speed else None,
         kernel=kernel_facts(question.dtype, machine, tell) if question.dtype else None,
     )
+    return checked(found)
 
 
 def read_software() -> Software:

@@ -10,7 +10,6 @@ import logging
 import os
 import platform
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from flowspec.model.trials import prepare, torch_version
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
 from flowspec.runtime.machine import Machine
+from flowspec.validation import as_dict, checked
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -58,7 +58,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
         if key not in known:
             known[key] = _probe(machine)
             with contextlib.suppress(OSError):  # it is probed again next time
-                write_own(path, {name: asdict(speed) for name, speed in known.items()})
+                write_own(path, {name: as_dict(speed) for name, speed in known.items()})
         return known[key]
 
 
@@ -98,4 +98,5 @@ def _remembered(path: Path) -> dict[str, Speed]:
 
 
 def _speed(value: Any) -> Speed:
-    return Speed(**{**value, "packed": tuple(PackedSpeed(**each) for each in value["packed"])})
+    packed = tuple(PackedSpeed(**each) for each in value["packed"])
+    return checked(Speed(**{**value, "packed": packed}))

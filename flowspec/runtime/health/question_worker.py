@@ -10,9 +10,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
+
+from msgspec import structs
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error, Loading
@@ -56,7 +57,9 @@ class QuestionWorker(Generic[Question]):
         while self._answers:
             link, found = self._answers.popleft()
             link.send(
-                replace(found, clock_s=time.time(), is_held=is_held) if isinstance(found, Facts) else found
+                structs.replace(found, clock_s=time.time(), is_held=is_held)
+                if isinstance(found, Facts)
+                else found
             )
 
     def _run(self) -> None:

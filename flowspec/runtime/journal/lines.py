@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from flowspec.core.head.request import common_prefix
@@ -25,6 +25,7 @@ from flowspec.core.protocol.checks import check, check_all, check_range, check_t
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Grammar, Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, first_line
+from flowspec.validation import as_dict, checked
 
 FORMAT = 6
 """Also raised when another version would draw other tokens from the same seed.
@@ -151,7 +152,7 @@ def ask_row(entry: Entry, before: Sequence[int]) -> Row:
     fields: dict[str, Any] = {
         "keep": keep,
         "prompt": entry.prompt[keep:],
-        "sampling": asdict(entry.sampling),
+        "sampling": as_dict(entry.sampling),
         "new_tokens_max": entry.new_tokens_max,
         "stop_ids": sorted(entry.stop_ids),
         "stops": entry.stops,
@@ -321,7 +322,7 @@ def _ask(row: dict[str, Any], before: tuple[int, ...]) -> Entry:
 def _sampling(row: dict[str, Any]) -> Sampling:
     """A field that is not there is off, as in the version that wrote the line; one that is not known here
     would draw other tokens."""
-    known = [each.name for each in fields(Sampling)]
+    known = list(Sampling.__struct_fields__)
     unknown = [name for name in row if name not in known]
     check(not unknown, "sampling", unknown, ", ".join(known))
     found: dict[str, Any] = {
@@ -338,7 +339,7 @@ def _sampling(row: dict[str, Any]) -> Sampling:
         kind, text = _field(grammar, "kind", str), _field(grammar, "text", str)
         marks = tuple(_numbers(grammar, "marks")) if "marks" in grammar else ()
         found["grammar"] = Grammar(kind=kind, text=text, ends=tuple(_numbers(grammar, "ends")), marks=marks)
-    return Sampling(**found)
+    return checked(Sampling(**found))
 
 
 def _pair(pair: Any) -> tuple[int, float]:

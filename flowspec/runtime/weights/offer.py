@@ -27,6 +27,7 @@ from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.tensors import Extent
 from flowspec.runtime.weights.digests import OpenFiles
+from flowspec.validation import checked
 from flowspec.wire.codec import BYTES, Tensor
 
 
@@ -63,11 +64,12 @@ class Offer:
         self._extents = self._files.extents()
         self._names = sorted(self._extents)
         try:
-            return ModelOffer(
+            found = ModelOffer(
                 config=self._files.config_text(),
                 gguf=self._files.gguf_architecture,
                 tensor_count=len(self._names),
             )
+            return checked(found)
         except (OSError, ValueError) as error:
             raise InputError(f"model {self._files.model!r} cannot be sent: {error}") from None
 
@@ -79,9 +81,10 @@ class Offer:
         """
         try:
             if isinstance(question, AskNames):
-                return NameList(names=tuple(self._names[question.first :][: limits.TENSORS_LISTED_MAX])), None
+                names = tuple(self._names[question.first :][: limits.TENSORS_LISTED_MAX])
+                return checked(NameList(names=names)), None
             if isinstance(question, AskTensors):
-                return TensorList(entries=self._entries(question.names)), None
+                return checked(TensorList(entries=self._entries(question.names))), None
             if isinstance(question, AskBytes):
                 return TensorBytes(digest=question.digest, offset=question.offset), self._bytes(question)
         except (OSError, ValueError) as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.core.protocol.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory
@@ -79,7 +80,7 @@ def findings(found: list[Examined], wanted: ModelNeeds | None = None) -> list[tu
 
 def with_facts(number: int = 1, **changes: Any) -> list[Examined]:
     found = cluster()
-    found[number].facts = replace(FACTS, **changes)
+    found[number].facts = structs.replace(FACTS, **changes)
     return found
 
 
@@ -93,12 +94,12 @@ def test_nothing_is_wrong_with_a_healthy_cluster() -> None:
 
 
 JETSON = Board(is_jetson=True, power_mode="MAXN")
-CUDA = replace(FACTS.software, cuda="12.6")
+CUDA = structs.replace(FACTS.software, cuda="12.6")
 GPU = {"accelerator": "RTX", "accelerator_total_bytes": 8 * GIB, "accelerator_free_bytes": 8 * GIB}
 
 
 def software(**changes: str) -> dict[str, Software]:
-    return {"software": replace(FACTS.software, **changes)}
+    return {"software": structs.replace(FACTS.software, **changes)}
 
 
 def interface(kind: str, mtu: int = 1500) -> dict[str, Interface]:
@@ -124,11 +125,11 @@ def interface(kind: str, mtu: int = 1500) -> dict[str, Interface]:
         ({"board": JETSON}, "problem cuda"),
         ({"board": JETSON, "software": CUDA}, "warning cuda"),
         ({"board": JETSON, "software": CUDA, "accelerator": "Orin"}, "note cuda"),
-        ({"board": JETSON, "software": replace(FACTS.software, torch="")}, "problem cuda"),
+        ({"board": JETSON, "software": structs.replace(FACTS.software, torch="")}, "problem cuda"),
         (software(torch="2.12.0"), ""),
         (software(torch=""), ""),
-        ({**GPU, "software": replace(CUDA, torch="2.12.0")}, "warning torch, note cuda"),
-        ({**GPU, "software": replace(CUDA, torch="2.13.0")}, "note cuda"),
+        ({**GPU, "software": structs.replace(CUDA, torch="2.12.0")}, "warning torch, note cuda"),
+        ({**GPU, "software": structs.replace(CUDA, torch="2.13.0")}, "note cuda"),
         (software(transformers="5.22.0"), "warning transformers"),
         (software(transformers=""), "problem transformers"),
         (software(python="3.11.9"), ""),
@@ -164,7 +165,7 @@ def test_daemons_of_one_host_share_what_is_free() -> None:
     found = cluster()
     for each in found:
         each.device = replace(each.device, address=f"10.0.0.1:{7700 + len(each.device.name)}")
-        each.facts = replace(FACTS, memory_available_bytes=4 * GIB)
+        each.facts = structs.replace(FACTS, memory_available_bytes=4 * GIB)
     assert findings(found) == [("problem", "pi-2", "memory")], "each needs 1.6 GiB"
 
 
@@ -189,15 +190,27 @@ def test_a_card_with_memory_of_its_own_is_asked_for_its_own() -> None:
             {"own": Interface(name="wlan0", kind="wi-fi", speed_mbps=0, mtu=1500)},
             [("warning", HERE, "interface")],
         ),
-        (1, {"facts": replace(FACTS, interface=replace(WIRED, mtu=9000))}, [("warning", "all", "mtu")]),
+        (
+            1,
+            {"facts": structs.replace(FACTS, interface=structs.replace(WIRED, mtu=9000))},
+            [("warning", "all", "mtu")],
+        ),
         # 16 rows of 8 KiB take 11.7 ms, then 9.5 ms, on a gigabit cable
-        (0, {"onward": replace(GOOD, bandwidth_mbps=90.0)}, [("problem", "pi-0 -> pi-1", "link")]),
-        (0, {"onward": replace(GOOD, bandwidth_mbps=110.0)}, [("warning", "pi-0 -> pi-1", "link")]),
-        (0, {"onward": replace(GOOD, bandwidth_mbps=600.0)}, []),
+        (0, {"onward": structs.replace(GOOD, bandwidth_mbps=90.0)}, [("problem", "pi-0 -> pi-1", "link")]),
+        (0, {"onward": structs.replace(GOOD, bandwidth_mbps=110.0)}, [("warning", "pi-0 -> pi-1", "link")]),
+        (0, {"onward": structs.replace(GOOD, bandwidth_mbps=600.0)}, []),
         (0, {"onward": LinkFacts(problem="no answer")}, [("problem", "pi-0 -> pi-1", "link")]),
         # from here no hidden states are sent
-        (1, {"from_head": replace(GOOD, bandwidth_mbps=20.0)}, [("warning", f"{HERE} -> pi-1", "link")]),
-        (1, {"from_head": replace(GOOD, latency_s=0.03)}, [("warning", f"{HERE} -> pi-1", "latency")]),
+        (
+            1,
+            {"from_head": structs.replace(GOOD, bandwidth_mbps=20.0)},
+            [("warning", f"{HERE} -> pi-1", "link")],
+        ),
+        (
+            1,
+            {"from_head": structs.replace(GOOD, latency_s=0.03)},
+            [("warning", f"{HERE} -> pi-1", "latency")],
+        ),
     ],
     ids=itertools.count(),
 )
@@ -212,8 +225,8 @@ def test_what_is_wrong_between_devices(
 def test_a_link_of_unknown_speed_is_compared_with_the_others() -> None:
     found = cluster(4)
     for each in found:
-        each.facts = replace(FACTS, interface=replace(WIRED, speed_mbps=0))
-    found[3].from_head = replace(GOOD, bandwidth_mbps=150.0)
+        each.facts = structs.replace(FACTS, interface=structs.replace(WIRED, speed_mbps=0))
+    found[3].from_head = structs.replace(GOOD, bandwidth_mbps=150.0)
     finding = only(found)
     assert (finding.severity, finding.device) == ("warning", f"{HERE} -> pi-3")
     assert "the others' median is 900 Mbit/s" in finding.text
@@ -239,11 +252,11 @@ def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> Non
     found = cluster()
     kernels = (kernel_of("fast", "safe"), kernel_of("safe"), kernel_of("safe", "fast"))
     for each, kernel in zip(found, kernels, strict=True):
-        each.facts = replace(FACTS, kernel=kernel)
+        each.facts = structs.replace(FACTS, kernel=kernel)
     (told,) = told_of(found, "arithmetic")
     assert (told.device, told.severity) == ("pi-0", "note")
     assert "best with fast, which not all have: all use safe" in told.text
-    found[1].facts = replace(FACTS, kernel=kernel_of("other"))
+    found[1].facts = structs.replace(FACTS, kernel=kernel_of("other"))
     (told,) = told_of(found, "arithmetic", needs())
     assert (told.device, told.severity) == ("pi-1", "problem")
     assert not told_of(found, "arithmetic", needs(count=1))
@@ -254,6 +267,6 @@ def test_kernels_that_are_not_right_are_told_of() -> None:
     for each, kernel, faults in zip(
         found, ("x86", "plain", ""), ("", "x86 ran an instruction", "int8 does not run right"), strict=True
     ):
-        each.facts = replace(FACTS, kernel=KernelFacts(dtype="int8", kernel=kernel, faults=faults))
+        each.facts = structs.replace(FACTS, kernel=KernelFacts(dtype="int8", kernel=kernel, faults=faults))
     told = [(each.severity, each.device) for each in told_of(found, "kernels")]
     assert told == [("problem", "pi-2"), ("warning", "pi-1")]

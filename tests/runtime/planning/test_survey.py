@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowspec.core.protocol.facts import Board, Facts, LinkFacts
 from flowspec.errors import ClusterError, InputError
@@ -109,7 +110,10 @@ def test_the_file_knows_best_then_the_daemon_and_who_tells_nothing_counts_as_the
     cluster: Cluster,
 ) -> None:
     first, *others = cluster.devices(
-        replace(FACTS, speed=PI), replace(FACTS, speed=LAPTOP), replace(FACTS, speed=PI), FACTS
+        structs.replace(FACTS, speed=PI),
+        structs.replace(FACTS, speed=LAPTOP),
+        structs.replace(FACTS, speed=PI),
+        FACTS,
     )
     found = cluster.survey(replace(first, profile="jetson-orin-nano"), *others)
     assert [site.profile.name for site in found.sites[:4]] == [
@@ -146,13 +150,13 @@ def test_memory_is_what_is_free_and_allowed(
     device_bytes: int | None,
     expected: int,
 ) -> None:
-    found = cluster.survey(*cluster.devices(replace(FACTS, **changes), memory_bytes=device_bytes))
+    found = cluster.survey(*cluster.devices(structs.replace(FACTS, **changes), memory_bytes=device_bytes))
     assert found.sites[0].memory_bytes == expected
     assert found.limited == (("d0",) if expected in (GIB, 2 * GIB) else ())
 
 
 def test_the_head_is_where_this_machine_is(cluster: Cluster) -> None:
-    away = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, speed=PI))
+    away = cluster.devices(structs.replace(FACTS, speed=PI), structs.replace(FACTS, speed=PI))
     found = cluster.survey(*away)
     assert (found.head, found.sites[-1].name, found.sites[-1].runs_stages) == (HERE, HERE, False)
     here = [replace(away[0], address="127.0.0.1:7700"), away[1]]
@@ -164,7 +168,7 @@ def test_the_head_is_where_this_machine_is(cluster: Cluster) -> None:
 
 
 def test_links_are_measured_between_hosts_only_and_rounded(cluster: Cluster) -> None:
-    devices = cluster.devices(*[replace(FACTS, speed=PI)] * 3)
+    devices = cluster.devices(*[structs.replace(FACTS, speed=PI)] * 3)
     cluster.links["d0", "d1"] = LinkFacts(latency_s=0.003, bandwidth_mbps=23.0)
     cluster.links["d1", "d2"] = cluster.links["d2", "d1"] = LinkFacts(problem="no route")
     cluster.links["d2",] = LinkFacts(latency_s=0.001, bandwidth_mbps=95.0)
@@ -180,7 +184,7 @@ def test_links_are_measured_between_hosts_only_and_rounded(cluster: Cluster) -> 
 
 
 def test_links_that_the_file_declares_are_not_measured(cluster: Cluster) -> None:
-    devices = cluster.devices(*[replace(FACTS, speed=PI)] * 2)
+    devices = cluster.devices(*[structs.replace(FACTS, speed=PI)] * 2)
     found = cluster.survey(*devices, links='links = ["100/2", "d0:d1=10/3"]\n')
     assert cluster.measured == []
     assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=10, delay_s=0.003)
@@ -197,7 +201,9 @@ def test_a_device_that_is_there_and_not_as_it_should_be_is_not_absent(cluster: C
 
 
 def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Cluster) -> None:
-    devices = cluster.devices(replace(FACTS, speed=PI), ABSENT, replace(FACTS, speed=LAPTOP), ABSENT)
+    devices = cluster.devices(
+        structs.replace(FACTS, speed=PI), ABSENT, structs.replace(FACTS, speed=LAPTOP), ABSENT
+    )
     cluster.links["d0",] = LinkFacts(latency_s=0.003, bandwidth_mbps=23.0)
     found = cluster.survey(*devices, needs_all=False)
     absent_devices = AbsentDevices(
@@ -205,7 +211,7 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
     )
     with pytest.raises(ClusterError, match=r"device d1 at .*: nothing listens"):
         absent_devices.survey(found, "d1")
-    cluster.facts["d1"] = replace(FACTS, speed=PI, memory_total_bytes=0, memory_available_bytes=0)
+    cluster.facts["d1"] = structs.replace(FACTS, speed=PI, memory_total_bytes=0, memory_available_bytes=0)
     with pytest.raises(ClusterError, match="device d1 says that it has 0 MiB of memory"):
         absent_devices.survey(found, "d1")
     cluster.facts["d1"], cluster.measured = FACTS, []
@@ -218,7 +224,7 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
     assert found.network.between("d0", "d1") == LinkSpec(bandwidth_mbps=25, delay_s=0.0025), (
         "the worse of both ends'"
     )
-    cluster.facts["d3"] = replace(FACTS, speed=LAPTOP)
+    cluster.facts["d3"] = structs.replace(FACTS, speed=LAPTOP)
     found = absent_devices.survey(found, "d3")
     assert (found.sources["d3"], found.absent) == ("kept", {})
     assert found.network.between("d1", "d3") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
@@ -230,9 +236,9 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
         ({"memory_total_bytes": 0, "memory_available_bytes": 0}, "0 MiB of memory"),
         ({"memory_available_bytes": 9 * GIB}, "9216 MiB of memory free of 8192 MiB"),
         ({"memory_total_bytes": 1 << 60}, "1073741824.0 GiB of memory"),
-        ({"speed": replace(PI, gb_per_s=5e-324)}, "a speed of 4.94066e-324 (memory_gb_per_s)"),
-        ({"speed": replace(PI, float32=5e-324)}, "4.94066e-324 TFLOP/s in float32"),
-        ({"speed": replace(PI, layer_us=1e9)}, "a speed of 1e+09 (layer_us)"),
+        ({"speed": structs.replace(PI, gb_per_s=5e-324)}, "a speed of 4.94066e-324 (memory_gb_per_s)"),
+        ({"speed": structs.replace(PI, float32=5e-324)}, "4.94066e-324 TFLOP/s in float32"),
+        ({"speed": structs.replace(PI, layer_us=1e9)}, "a speed of 1e+09 (layer_us)"),
     ],
 )
 def test_a_device_whose_facts_cannot_be_is_left_out(
@@ -240,7 +246,9 @@ def test_a_device_whose_facts_cannot_be_is_left_out(
     changes: dict[str, Any],
     why: str,
 ) -> None:
-    devices = cluster.devices(replace(FACTS, speed=PI), replace(FACTS, **{"speed": PI, **changes}))
+    devices = cluster.devices(
+        structs.replace(FACTS, speed=PI), structs.replace(FACTS, **{"speed": PI, **changes})
+    )
     found = cluster.survey(*devices)
     assert [site.name for site in found.sites] == ["d0", HERE]
     assert found.left_out == {"d1": why}
@@ -260,9 +268,9 @@ def test_rounds_pair_each_with_each_once_and_nobody_twice_at_a_time(count: int) 
 
 def test_daemons_of_one_machine_share_its_cores_and_its_memory(cluster: Cluster) -> None:
     """Also with a drafter, where one is alone on its machine; but not one whose speed the user gave."""
-    probed = replace(FACTS, speed=PI, threads=4, cores=4)
-    few = replace(probed, threads=1)
-    given = replace(probed, speed=replace(PI, source="given"))
+    probed = structs.replace(FACTS, speed=PI, threads=4, cores=4)
+    few = structs.replace(probed, threads=1)
+    given = structs.replace(probed, speed=structs.replace(PI, source="given"))
     one, two, three, alone = cluster.devices(probed, few, given, probed)
     found = cluster.survey(*(replace(each, address="10.0.0.9:7700") for each in (one, two, three)), alone)
     shared = {site.name: site.shared for site in found.sites}

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from safetensors.torch import load_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
@@ -206,7 +207,7 @@ def test_what_is_damaged_on_the_way_is_sent_again_once(
         nonlocal done
         done += 1
         found = plain(offer, question)
-        return replace(found, data=bytes(found.width)) if always or done == 2 else found
+        return structs.replace(found, data=bytes(found.width)) if always or done == 2 else found
 
     monkeypatch.setattr(Offer, "_bytes", damaged)
     if always:
@@ -277,7 +278,7 @@ def test_a_head_that_answers_something_else_is_let_go_and_the_daemon_serves_the_
         ([(Error.saying("the disk is on fire"), None)], "cannot send the weights: the disk is on fire"),
         ([(Error(text="x" * limits.TEXT_CHARS_MAX), None)], "cannot send the weights: xxx"),
         *(
-            ([(replace(offer, config=config), None), (NameList(names=("a", "b")), None)], wanted)
+            ([(structs.replace(offer, config=config), None), (NameList(names=("a", "b")), None)], wanted)
             for config, wanted in configs
         ),
     ):

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import threading
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from safetensors.torch import save_file
 
 from flowspec.core.protocol import limits
@@ -51,7 +51,7 @@ CONFIG = json.dumps(
         "vocab_size": 16,
     }
 )
-ASSIGN = replace(whole_model("m", "f"), end_layer=2, layer_count=2)
+ASSIGN = structs.replace(whole_model("m", "f"), end_layer=2, layer_count=2)
 
 
 def make_model(folder: Path, sizes: list[int]) -> dict[str, bytes]:

@@ -3,12 +3,12 @@ when either is not what it was."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
+from msgspec import structs
 from safetensors.numpy import load
 from safetensors.torch import load_file, save_file
 
@@ -169,7 +169,7 @@ def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) 
     files = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped")))
     count = files.config().num_hidden_layers
     offer, store = offer_of(Path(files.model)), WeightStore(tmp_path / "store")
-    assign = replace(
+    assign = structs.replace(
         ASSIGN,
         stages=2,
         end_layer=2,

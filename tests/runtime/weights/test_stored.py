@@ -4,13 +4,13 @@ sent."""
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
+from msgspec import structs
 
 from flowspec.bench.checkpoints import VARIANTS, make_variant
 from flowspec.core.protocol.precision import FILED
@@ -47,7 +47,7 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
     for first, end in ((0, count // 2), (count // 2, count)):
         span = Span(first=first, end=end, count=count)
         channel = Direct(offer)
-        assign = replace(ASSIGN, end_layer=count, layer_count=count, spec=files.spec)
+        assign = structs.replace(ASSIGN, end_layer=count, layer_count=count, spec=files.spec)
         model = offered_model(assign, span, ask_word(channel), channel, store)
         assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
         weights = slice_weights(files, span, "float32")
@@ -103,7 +103,9 @@ def test_a_quantised_slice_is_received_as_it_lies_there(variant: str, method: st
 
 def offered(files: ModelFiles, **changes: Any) -> StoredModel:
     found = Offer(files, files.fingerprint()).begin()
-    return StoredModel("m", replace(found, **changes), ["token_embd.weight"], WeightStore(Path("none")))
+    return StoredModel(
+        "m", structs.replace(found, **changes), ["token_embd.weight"], WeightStore(Path("none"))
+    )
 
 
 def test_what_no_gguf_file_could_hold_is_refused(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import huggingface_hub.constants
 import psutil
 import pytest
+from msgspec import structs
 from safetensors.torch import load_file, save_file
 
 from flowspec.bench.checkpoints import SMALL, make_checkpoint
@@ -199,7 +200,7 @@ def test_the_files_of_a_slice_are_fetched_once_and_no_others_and_are_checked_by_
     whole = whole_model(MODEL, fingerprint(hub.folder), ModelFiles(str(hub.folder)).spec)
     with Peer(daemon.address) as control:
         control.greet()
-        part = replace(whole, stages=2, end_layer=3, next_hop=daemon.address, next_name="x")
+        part = structs.replace(whole, stages=2, end_layer=3, next_hop=daemon.address, next_name="x")
         assert isinstance(control.assign(daemon.address, part), Ready)
         control.link.send(Reset())
     files = ModelFiles(str(hub.folder)).file_map()

@@ -1,0 +1,73 @@
+"""Types of what devices say to each other: numbers, texts and lists, each with its bounds.
+
+A message is a `Record`: msgpack carries it as a list, and the codec checks every type and bound when one
+comes. Rules between fields stand in its `__post_init__`, and hold whenever one is built.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from flowspec.core.protocol import limits
+
+
+class Record(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
+    """A message, or a part of one. A class that inherits says `frozen` and `kw_only` again."""
+
+
+def one_of(*names: str) -> Meta:
+    """Of a text: it is one of these, the empty one too if that is among them."""
+    told = ", ".join(filter(None, names))
+    return Meta(
+        pattern=rf"\A(?:{'|'.join(map(re.escape, names))})\Z",
+        description=f"one of {told}" + (" or nothing" if "" in names else ""),
+    )
+
+
+_PRINTABLE = "\\A[^\0-\x1f\x7f-\xa0\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]*\\Z"
+"""Nothing that ends a line, moves a terminal's cursor, or turns the direction of a text."""
+
+Id = Annotated[int, Meta(ge=0, le=limits.ID_MAX)]
+IdOrNone = Annotated[int, Meta(ge=-1, le=limits.ID_MAX)]
+Count = Id
+Token = Annotated[int, Meta(ge=0, le=limits.VOCABULARY_MAX)]
+Position = Annotated[int, Meta(ge=0, le=limits.CONTEXT_MAX)]
+Length = Annotated[int, Meta(ge=1, le=limits.CONTEXT_MAX)]
+"""Of a text, in tokens."""
+Layer = Annotated[int, Meta(ge=0, le=limits.LAYERS_MAX)]
+RowCount = Annotated[int, Meta(ge=0, le=limits.NODES_PER_SEGMENT_MAX)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Lease = Annotated[float, Meta(ge=0, le=3600)]
+"""Seconds that somebody waits."""
+Instant = Annotated[float, Meta(ge=0, le=1e12)]
+"""Seconds by a clock."""
+Megahertz = Annotated[float, Meta(ge=0, le=limits.CLOCK_MHZ_MAX)]
+
+Name = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX, pattern=_PRINTABLE)]
+Line = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX, pattern=_PRINTABLE)]
+"""A text that goes into a log, or is shown."""
+Digest = Annotated[str, Meta(pattern=rf"\A[0-9a-f]{{{limits.DIGEST_CHARS}}}\Z", description="a SHA-256")]
+
+_Rows = Meta(max_length=limits.NODES_PER_SEGMENT_MAX)
+Ids = Annotated[tuple[Id, ...], _Rows]
+"""Of nodes, a row each."""
+Parents = Annotated[tuple[IdOrNone, ...], _Rows]
+Tokens = Annotated[tuple[Token, ...], _Rows]
+Positions = Annotated[tuple[Position, ...], _Rows]
+Flags = Annotated[tuple[bool, ...], _Rows]
+Names = Annotated[tuple[Name, ...], Meta(max_length=limits.TENSORS_LISTED_MAX)]
+Shape = Annotated[tuple[Count, ...], Meta(max_length=limits.TENSOR_AXES_MAX)]
+
+
+def is_numeric(host: str) -> bool:
+    """Whether a host (IPv6 without brackets) is an IP address already."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
