@@ -77,7 +77,7 @@ class Misfit(ValueError):
     def place(self) -> str:
         """The path as people count, `device 2: memory`, without a name that is not known."""
         path = self.path[:-1] if self.is_unknown else self.path
-        names = [f" {each + 1}" if isinstance(each, int) else f": {each}" for each in path]
+        names = [f" {each + 1}" if isinstance(each, int) else f": {_printable(each)}" for each in path]
         return "".join(names).removeprefix(": ").strip()
 
     @property
@@ -95,8 +95,13 @@ class Misfit(ValueError):
 
 
 def _dotted(path: Path) -> str:
-    names = [f"[{each}]" if isinstance(each, int) else f".{each}" for each in path]
+    names = [f"[{each}]" if isinstance(each, int) else f".{_printable(each)}" for each in path]
     return "".join(names).removeprefix(".")
+
+
+def _printable(name: str) -> str:
+    """A name that somebody else may have chosen, fit for a line."""
+    return name if name.isprintable() and len(name) <= SHOWN_CHARS_MAX else shown(name)
 
 
 def expect(condition: bool, name: str, value: object, expected: str) -> None:

@@ -72,6 +72,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"text": 1}, "text: expected a string or a list, got 1"),
     ({"pair": [1, "x"]}, "pair[1]: expected a number, got 'x'"),
     ({"by_name": {"a": 1, "b": 0}}, "by_name.b: expected a whole number from 1 to 10, got 0"),
+    ({"by_name": {"a\nb" * 50: 0}}, "by_name.'a\\nba\\nb"),
     ({"flag": 1}, "flag: expected true or false, got 1"),
     ([], "expected an object, got []"),
 ]
