@@ -51,11 +51,14 @@ NOTHING = Told("nothing")
 class Misfit(ValueError):
     """A value that is not what its type says: what was `expected` at a `path`, and the `value` that came.
 
-    `known` are the names of fields that there may be, where one came that there is not.
+    `known` are the names of fields that there may be, where one came that there is not. `kind` is `type` for
+    a value of another type, else `value`, or what the rule says that it breaks.
     """
 
-    def __init__(self, path: Path, expected: str, value: object, known: Collection[str] = ()) -> None:
-        self.path, self.expected, self.value, self.known = path, expected, value, known
+    def __init__(
+        self, path: Path, expected: str, value: object, known: Collection[str] = (), kind: str = "value"
+    ) -> None:
+        self.path, self.expected, self.value, self.known, self.kind = path, expected, value, known, kind
         where = _dotted(path[:-1] if known else path)
         super().__init__(f"{where}: {self.said}" if where else self.said)
 
@@ -91,7 +94,7 @@ class Misfit(ValueError):
 
     def within(self, path: Path) -> Misfit:
         """The same of a value that stands at this path itself."""
-        return Misfit((*path, *self.path), self.expected, self.value, self.known)
+        return Misfit((*path, *self.path), self.expected, self.value, self.known, self.kind)
 
 
 def _dotted(path: Path) -> str:
@@ -104,10 +107,10 @@ def _printable(name: str) -> str:
     return name if name.isprintable() and len(name) <= SHOWN_CHARS_MAX else shown(name)
 
 
-def expect(condition: bool, name: str, value: object, expected: str) -> None:
+def expect(condition: bool, name: str, value: object, expected: str, kind: str = "value") -> None:
     """Raises `Misfit` for a field unless the condition holds."""
     if not condition:
-        raise Misfit((name,), expected, value)
+        raise Misfit((name,), expected, value, kind=kind)
 
 
 def fit(data: Any, kind: type[Fitted]) -> Fitted:
@@ -160,8 +163,16 @@ def shown(value: object) -> str:
 def misfit(data: Any, hint: Any, path: Path = ()) -> Misfit:
     """The first part of plain data that does not fit its type, which the whole does not."""
     inner, metas = _bare(hint)
-    if get_origin(inner) in (Union, types.UnionType):
-        inner, metas = _bare(_member_for(data, inner))
+    while get_origin(inner) in (Union, types.UnionType):
+        member = _member_for(data, inner)
+        if member is inner:
+            break
+        inner, metas = _bare(member)[0], _bare(member)[1] or metas
+    configs = [getattr(_bare(each)[0], "__struct_config__", None) for each in get_args(inner)]
+    tags = {each.tag: each.tag_field for each in configs if each is not None and each.tag_field is not None}
+    if tags and isinstance(data, dict) and get_origin(inner) in (Union, types.UnionType):
+        field = next(iter(tags.values()))
+        return Misfit((*path, field), expected(Literal[tuple(tags)]), data.get(field, NOTHING))
     if isinstance(inner, type) and issubclass(inner, Struct):
         return _misfit_of_struct(data, inner, path, hint)
     origin, items = get_origin(inner) or inner, get_args(inner)
@@ -181,7 +192,9 @@ def misfit(data: Any, hint: Any, path: Path = ()) -> Misfit:
             for value, item in ((key, items[0]), (each, items[1])):
                 if not _fits(value, item):
                     return misfit(value, item, (*path, str(key)))
-    return Misfit(path, expected(Annotated[(inner, *metas)] if metas else inner), data)
+    is_of_type = _fits(data, inner) or (origin is Literal and type(data) in map(type, items))
+    told = expected(Annotated[(inner, *metas)] if metas else inner)
+    return Misfit(path, told, data, kind="value" if is_of_type else "type")
 
 
 def _misfit_of_struct(data: Any, kind: Any, path: Path, hint: Any) -> Misfit:
@@ -190,22 +203,25 @@ def _misfit_of_struct(data: Any, kind: Any, path: Path, hint: Any) -> Misfit:
     if config.array_like:
         is_tagged = config.tag is not None
         if not isinstance(data, list | tuple):
-            return Misfit(path, expected(hint), data)
+            return Misfit(path, expected(hint), data, kind="type")
         given = dict(zip([each.encode_name for each in fields], data[is_tagged:], strict=False))
         if len(data) - is_tagged > len(fields):
             return Misfit(path, f"{len(fields)} entries", Told(f"{len(data)} entries"))
     else:
         if not isinstance(data, dict):
-            return Misfit(path, expected(hint), data)
+            return Misfit(path, expected(hint), data, kind="type")
         given = dict(data)
         if config.tag_field is not None and given.pop(config.tag_field, NOTHING) != config.tag:
             value = data.get(config.tag_field, NOTHING)
             return Misfit((*path, config.tag_field), expected(hint), value)
     known = [each.encode_name for each in fields]
-    for name in given:
-        if name not in known and config.forbid_unknown_fields:
-            return Misfit((*path, str(name)), "", given[name], known)
-    for each in fields:
+    said = [  # what it is
+        each for each in fields if each.required and get_origin(_bare(hints[each.name])[0]) is Literal
+    ]
+    unknown = [name for name in given if name not in known and config.forbid_unknown_fields]
+    if unknown and all(_fits(given.get(each.encode_name, NOTHING), hints[each.name]) for each in said):
+        return Misfit((*path, str(unknown[0])), "", given[unknown[0]], known)
+    for each in (*said, *fields):
         value = given.get(each.encode_name, NOTHING)
         if value is NOTHING and each.required:
             return Misfit((*path, each.encode_name), expected(hints[each.name]), NOTHING)

@@ -35,11 +35,22 @@ class Cat(Document, frozen=True, kw_only=True, tag_field="type", tag="cat"):
     lives: Count
 
 
+class Box(Document, frozen=True, kw_only=True):
+    size: int
+    kind: Literal["box"]
+    name: Literal["b"] = "b"
+
+    def __post_init__(self) -> None:
+        expect(self.size != 5, "size", self.size, "another size", "odd")
+
+
 class Whole(Document, frozen=True, kw_only=True):
     parts: Annotated[tuple[Part, ...], Meta(max_length=2)] = ()
     rows: tuple[Row, ...] = ()
     limit: Annotated[float, Meta(ge=0, le=5, description="0 to 5 seconds")] | None = None
     pets: tuple[Dog | Cat, ...] = ()
+    boxes: tuple[Box, ...] = ()
+    either: Annotated[int | list[int], Meta(description="a number, or some")] | None = None
     text: str | list[Part] = ""
     pair: tuple[int, float] = (0, 0.0)
     by_name: Mapping[str, Count] = msgspec.field(default_factory=dict)
@@ -68,6 +79,11 @@ WRONG: list[tuple[Any, str]] = [
     ({"limit": 10**400}, "limit: expected 0 to 5 seconds, got 1000"),
     ({"limit": 10**5000}, "limit: expected 0 to 5 seconds, got a int"),
     ({"pets": [{"type": "cat", "lives": 0}]}, "pets[0].lives: expected a whole number from 1 to 10, got 0"),
+    ({"pets": [{"type": "bird", "lives": 0}]}, "pets[0].type: expected one of dog, cat, got 'bird'"),
+    ({"pets": [{"lives": 1}]}, "pets[0].type: expected one of dog, cat, got nothing"),
+    ({"boxes": [{"kind": "bag", "liters": 5}]}, "boxes[0].kind: expected box, got 'bag'"),
+    ({"boxes": [{"kind": "box", "liters": 5}]}, "boxes[0]: unknown key 'liters'; expected kind, name, size"),
+    ({"either": "x"}, "either: expected a number, or some, got 'x'"),
     ({"text": [{"name": 1}]}, "text[0].name: expected a string of at most 3 characters, got 1"),
     ({"text": 1}, "text: expected a string or a list, got 1"),
     ({"pair": [1, "x"]}, "pair[1]: expected a number, got 'x'"),
@@ -85,6 +101,26 @@ def test_what_does_not_fit_is_told_in_one_line(data: Any, line: str) -> None:
     assert str(caught.value).startswith(line)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        ({"flag": 1}, "type"),
+        ({"parts": 1}, "type"),
+        ({"parts": [1]}, "type"),
+        ({"parts": [{"name": "a"}] * 3}, "value"),
+        ({"parts": [{"name": "bad"}]}, "value"),
+        ({"rows": [[1, "c"]]}, "value"),
+        ({"rows": [[1, 5]]}, "type"),
+        ({"rows": [[11]]}, "value"),
+        ({"boxes": [{"kind": "box", "size": 5}]}, "odd"),
+    ],
+)
+def test_another_type_is_told_from_another_value(data: Any, kind: str) -> None:
+    with pytest.raises(Misfit) as caught:
+        fit(data, Whole)
+    assert caught.value.kind == kind
 
 
 def test_what_fits_is_taken() -> None:
