@@ -257,15 +257,15 @@ def _bare(hint: Any) -> tuple[Any, tuple[Meta, ...]]:
 def _member_for(data: Any, union: Any) -> Any:
     """The type of a union that data like these was most likely meant to be."""
     members = [each for each in get_args(union) if each is not type(None)]
-    for member in members:
+    for member in members if len(members) > 1 else ():
         inner = _bare(member)[0]
         if isinstance(inner, type) and issubclass(inner, Struct):
             config = inner.__struct_config__
             if isinstance(data, list | tuple if config.array_like else dict) and (
-                config.tag is None or len(members) == 1 or _tag(data, config.tag_field) == config.tag
+                config.tag is None or _tag(data, config.tag_field) == config.tag
             ):
                 return member
-        elif isinstance(data, get_origin(inner) or (inner if isinstance(inner, type) else ())):
+        elif isinstance(kind := get_origin(inner) or inner, type) and isinstance(data, kind):
             return member
     return members[0] if len(members) == 1 else union
 

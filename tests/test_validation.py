@@ -50,6 +50,7 @@ class Whole(Document, frozen=True, kw_only=True):
     limit: Annotated[float, Meta(ge=0, le=5, description="0 to 5 seconds")] | None = None
     pets: tuple[Dog | Cat, ...] = ()
     boxes: tuple[Box, ...] = ()
+    pet: Literal["none"] | Dog | Cat = "none"
     either: Annotated[int | list[int], Meta(description="a number, or some")] | None = None
     text: str | list[Part] = ""
     pair: tuple[int, float] = (0, 0.0)
@@ -81,9 +82,11 @@ WRONG: list[tuple[Any, str]] = [
     ({"pets": [{"type": "cat", "lives": 0}]}, "pets[0].lives: expected a whole number from 1 to 10, got 0"),
     ({"pets": [{"type": "bird", "lives": 0}]}, "pets[0].type: expected one of dog, cat, got 'bird'"),
     ({"pets": [{"lives": 1}]}, "pets[0].type: expected one of dog, cat, got nothing"),
+    ({"pet": {"type": "dog"}}, "pet.age: expected a whole number, got nothing"),
     ({"boxes": [{"kind": "bag", "liters": 5}]}, "boxes[0].kind: expected box, got 'bag'"),
     ({"boxes": [{"kind": "box", "liters": 5}]}, "boxes[0]: unknown key 'liters'; expected kind, name, size"),
     ({"either": "x"}, "either: expected a number, or some, got 'x'"),
+    ({"either": ["x"]}, "either[0]: expected a whole number, got 'x'"),
     ({"text": [{"name": 1}]}, "text[0].name: expected a string of at most 3 characters, got 1"),
     ({"text": 1}, "text: expected a string or a list, got 1"),
     ({"pair": [1, "x"]}, "pair[1]: expected a number, got 'x'"),
