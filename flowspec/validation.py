@@ -302,6 +302,8 @@ def expected(hint: Any) -> str:
         return ("a whole number" if origin is int else "a number") + _bounds(meta)
     if origin in (list, tuple, set, frozenset):
         return "a list" + _size(meta, "entries")
+    if origin in (dict, Mapping):
+        return "an object" + _size(meta, "fields")
     if origin is str:
         return ("a printable text" if meta.pattern else "a string") + _size(meta, "characters")
     if isinstance(inner, type) and issubclass(inner, Struct) and inner.__struct_config__.array_like:
@@ -310,12 +312,18 @@ def expected(hint: Any) -> str:
 
 
 def _bounds(meta: Meta) -> str:
-    low = f" from {meta.ge:,}".replace(",", "") if meta.ge is not None else ""
-    low = f" above {meta.gt}" if meta.gt is not None else low
+    low = f" from {_number(meta.ge)}" if meta.ge is not None else ""
+    low = f" above {_number(meta.gt)}" if meta.gt is not None else low
     if meta.le is None and meta.lt is None:
         return low
     word = "to" if meta.ge is not None else ("and at most" if low else "of at most")
-    return f"{low} {word} {meta.le}" if meta.le is not None else f"{low} and below {meta.lt}"
+    return (
+        f"{low} {word} {_number(meta.le)}" if meta.le is not None else f"{low} and below {_number(meta.lt)}"
+    )
+
+
+def _number(bound: Any) -> str:
+    return str(bound).removesuffix(".0")
 
 
 def _size(meta: Meta, what: str) -> str:

@@ -51,11 +51,14 @@ class Whole(Document, frozen=True, kw_only=True):
     pets: tuple[Dog | Cat, ...] = ()
     boxes: tuple[Box, ...] = ()
     pet: Literal["none"] | Dog | Cat = "none"
+    names: Annotated[list[str], Meta(min_length=1, max_length=2)] | None = None
     either: Annotated[int | list[int], Meta(description="a number, or some")] | None = None
     text: str | list[Part] = ""
     pair: tuple[int, float] = (0, 0.0)
     by_name: Mapping[str, Count] = msgspec.field(default_factory=dict)
     flag: bool = False
+    loss: Annotated[float, Meta(ge=-1.0, lt=0.5)] = 0
+    notes: Annotated[dict[str, str], Meta(max_length=1)] | None = None
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -83,6 +86,9 @@ WRONG: list[tuple[Any, str]] = [
     ({"pets": [{"type": "bird", "lives": 0}]}, "pets[0].type: expected one of dog, cat, got 'bird'"),
     ({"pets": [{"lives": 1}]}, "pets[0].type: expected one of dog, cat, got nothing"),
     ({"pet": {"type": "dog"}}, "pet.age: expected a whole number, got nothing"),
+    ({"names": []}, "names: expected a list of 1 to 2 entries, got []"),
+    ({"loss": 1}, "loss: expected a number from -1 and below 0.5, got 1"),
+    ({"notes": {"a": "", "b": ""}}, "notes: expected an object of at most 1 fields, got {'a': '', 'b': ''}"),
     ({"boxes": [{"kind": "bag", "liters": 5}]}, "boxes[0].kind: expected box, got 'bag'"),
     ({"boxes": [{"kind": "box", "liters": 5}]}, "boxes[0]: unknown key 'liters'; expected kind, name, size"),
     ({"either": "x"}, "either: expected a number, or some, got 'x'"),
