@@ -176,8 +176,6 @@ def misfit(data: Any, hint: Any, path: Path = ()) -> Misfit:
     if isinstance(inner, type) and issubclass(inner, Struct):
         return _misfit_of_struct(data, inner, path, hint)
     origin, items = get_origin(inner) or inner, get_args(inner)
-    if any(each.description for each in metas):  # it is told as a whole
-        return Misfit(path, expected(hint), data)
     most = next((each.max_length for each in metas if each.max_length is not None), math.inf)
     if origin in (list, tuple, set, frozenset) and isinstance(data, list | tuple | Set) and items:
         if len(data) > most:

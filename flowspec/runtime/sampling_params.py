@@ -15,7 +15,7 @@ from flowspec.errors import InputError
 from flowspec.model.grammar import schema_text
 from flowspec.model.text import Recommended
 from flowspec.runtime.session import Limits
-from flowspec.validation import checked
+from flowspec.validation import Misfit, checked
 
 SEED_BITS = 31
 """Of one that is drawn."""
@@ -146,6 +146,8 @@ class SamplingParams:
                 logit_bias=_pairs(self.logit_bias),
             )
             return checked(found)
+        except Misfit as error:
+            raise InputError(f"sampling: {error.path[0]}: {error.said}") from None
         except (ValueError, OverflowError) as error:
             raise InputError(f"sampling: {error}") from None
 

@@ -115,9 +115,7 @@ class Sampling(Record, frozen=True, kw_only=True):
     ] = 1.0
     seed: Id = 0
     suppress_tokens: Annotated[tuple[Token, ...], Meta(max_length=limits.SUPPRESS_TOKENS_MAX)] = ()
-    logit_bias: Annotated[
-        tuple[tuple[Token, Bias], ...], Meta(max_length=limits.LOGIT_BIAS_MAX, description=_BIASES)
-    ] = ()
+    logit_bias: Annotated[tuple[tuple[Token, Bias], ...], Meta(max_length=limits.LOGIT_BIAS_MAX)] = ()
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
