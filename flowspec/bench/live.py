@@ -33,7 +33,7 @@ from flowspec.core.head.events import (
     SendToStages,
     VerifiedArrived,
 )
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.draft.kinds import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.plan.cost import row_bytes

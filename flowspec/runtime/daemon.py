@@ -54,7 +54,7 @@ from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Pong, Ready, Welcome
 from flowspec.core.protocol.facts import AskFacts
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.core.stage.events import (
     CloseCache,
     LayerEnded,

@@ -20,7 +20,8 @@ from typing import Any
 import zmq
 
 from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
-from flowspec.core.protocol.messages import Commit, Message, Segment, SegmentPart
+from flowspec.core.protocol.messages import Commit, Segment, SegmentPart
+from flowspec.core.protocol.types import Message
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device

@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from flowspec.core.protocol.cluster_messages import Assign, Hello, Welcome
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.errors import InputError
 from flowspec.runtime.emulation import Shaper
 from flowspec.runtime.monitor import Monitor

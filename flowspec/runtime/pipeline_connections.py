@@ -37,13 +37,13 @@ from flowspec.core.protocol.messages import (
     Commit,
     Expand,
     Features,
-    Message,
     Open,
     Proposed,
     Release,
     Segment,
     Verified,
 )
+from flowspec.core.protocol.types import Message
 from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError, PeerError

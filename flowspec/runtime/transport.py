@@ -22,7 +22,7 @@ import zmq
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime import timeouts
 from flowspec.runtime.addresses import ADDRESSES, not_ours

@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.errors import PeerError
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.clock import Clock

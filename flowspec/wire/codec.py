@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
 
 from flowspec import checking
-from flowspec.core.protocol import limits, messages
-from flowspec.core.protocol.messages import Message
-from flowspec.core.protocol.types import Count, Id, Name, Record, one_of
+from flowspec.core.protocol import cluster_messages, facts, limits, messages, weight_messages
+from flowspec.core.protocol.types import Count, Id, Message, Name, Record, one_of
 from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.errors import PeerError, first_line
 from flowspec.validation import misfit
@@ -29,7 +28,13 @@ BYTES = "uint8"
 """The dtype of a payload of weights, one row of bytes: only their entry in the checkpoint says what they are.
 """
 _PAYLOAD_BYTES = {**DTYPE_BYTES, BYTES: 1}
-KINDS: tuple[type, ...] = get_args(Message)
+KINDS = tuple(
+    kind
+    for module in (cluster_messages, messages, weight_messages, facts)
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Message) and not kind.__subclasses__()
+)
+"""All messages; a header names one by its place here."""
 _EXPLAINED_BYTES_MAX = 1 << 16
 """A broken message that is longer is not taken apart to say which part of it is."""
 

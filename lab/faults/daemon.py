@@ -58,7 +58,8 @@ from flowspec.core.protocol.cluster_messages import (
     Reset,
     Welcome,
 )
-from flowspec.core.protocol.messages import Expand, Message, Proposal, Proposed, Release, Segment
+from flowspec.core.protocol.messages import Expand, Proposal, Proposed, Release, Segment
+from flowspec.core.protocol.types import Message
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,

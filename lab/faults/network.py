@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.plan.timing import LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.link import Frames, SharedInterface, SimulatedLink

@@ -13,7 +13,6 @@ from flowspec.core.protocol.messages import (
     Features,
     Hop,
     Logprobs,
-    Message,
     Open,
     Release,
     Sampling,
@@ -22,6 +21,7 @@ from flowspec.core.protocol.messages import (
     Verified,
     VerifiedPart,
 )
+from flowspec.core.protocol.types import Message
 
 CONTEXT = 48
 VOCABULARY = 6

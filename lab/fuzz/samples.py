@@ -29,7 +29,6 @@ from flowspec.core.protocol.messages import (
     Features,
     Hop,
     Logprobs,
-    Message,
     Open,
     Proposal,
     Proposed,
@@ -51,6 +50,7 @@ from flowspec.core.protocol.model_spec import (
     Rotary,
 )
 from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.types import Message
 from flowspec.core.protocol.weight_messages import (
     AskBytes,
     AskModel,

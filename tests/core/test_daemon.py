@@ -41,7 +41,8 @@ from flowspec.core.cluster.daemon import (
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.driving import Log
 from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Reset, Welcome
-from flowspec.core.protocol.messages import Message, Segment
+from flowspec.core.protocol.messages import Segment
+from flowspec.core.protocol.types import Message
 from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList
 
 LOADED = Loaded(

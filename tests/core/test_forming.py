@@ -66,7 +66,7 @@ from flowspec.core.protocol.cluster_messages import (
     Reset,
     Welcome,
 )
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.core.protocol.weight_messages import AskModel, AskTokens
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of

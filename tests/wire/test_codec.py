@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Meta, Struct, structs
 
+from flowspec import checking
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import (
     Arithmetics,
@@ -639,6 +640,18 @@ def test_the_largest_lists_of_tensors_fit_into_a_header() -> None:
     ):
         envelope = Envelope(incarnation=0, sender="h", sequence=0, message=message)
         assert decode(encode(envelope)) == envelope
+
+
+def test_with_check_a_message_of_our_own_that_no_peer_takes_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    envelope = Envelope(incarnation=0, sender="h", sequence=0, message=Loading(share=1.5))
+    assert encode(envelope), "bounds are the receiver's to check"
+    monkeypatch.setenv(checking.VARIABLE, "1")
+    with pytest.raises(checking.BrokenCoreError, match=r"a broken Loading: share: expected a number from 0"):
+        encode(envelope)
+    for each in sample_envelopes():
+        assert encode(each)
 
 
 FEATURES = Features(request=1, epoch=0, ids=(4, 5))

@@ -40,7 +40,8 @@ from flowspec.core.protocol.cluster_messages import (
     Welcome,
 )
 from flowspec.core.protocol.facts import AskFacts
-from flowspec.core.protocol.messages import Commit, Expand, Message, Open, Proposed, Release, Segment
+from flowspec.core.protocol.messages import Commit, Expand, Open, Proposed, Release, Segment
+from flowspec.core.protocol.types import Message
 from flowspec.core.protocol.weight_messages import (
     AskModel,
     AskTokens,

@@ -24,6 +24,7 @@ from flowspec.core.protocol.types import (
     Length,
     Line,
     Megahertz,
+    Message,
     Name,
     Record,
     Share,
@@ -41,7 +42,7 @@ Celsius = Annotated[float, Meta(ge=limits.CELSIUS_RANGE[0], le=limits.CELSIUS_RA
 Arithmetic = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
 
 
-class Hello(Record, frozen=True, kw_only=True):
+class Hello(Message, frozen=True, kw_only=True):
     """First message of every connection to a daemon: who dials, and what the connection is for."""
 
     name: Name
@@ -49,7 +50,7 @@ class Hello(Record, frozen=True, kw_only=True):
     role: Annotated[str, one_of(*ROLES)]
 
 
-class Welcome(Record, frozen=True, kw_only=True):
+class Welcome(Message, frozen=True, kw_only=True):
     """A daemon's answer to Hello: what it is, and the number, drawn for this connection, that the next
     message to it must bear.
 
@@ -82,7 +83,7 @@ class Drafting(Record, frozen=True, kw_only=True):
     coupled: bool
 
 
-class Assign(Record, frozen=True, kw_only=True):
+class Assign(Message, frozen=True, kw_only=True):
     """Makes a daemon stage `stage` of `stages`: load layers `[first_layer, end_layer)`, send on to `next_hop`
     (`host:port` of `next_name`).
 
@@ -204,7 +205,7 @@ def capturing_of(assigns: Sequence[Assign]) -> tuple[int, ...]:
     return tuple(index for index, assign in enumerate(assigns) if assign.captured)
 
 
-class AskArithmetics(Record, frozen=True, kw_only=True):
+class AskArithmetics(Message, frozen=True, kw_only=True):
     """Asks a daemon which arithmetics of a precision its device has; it answers whoever holds it.
 
     It may have to try its kernels first, and says `Loading` meanwhile.
@@ -213,7 +214,7 @@ class AskArithmetics(Record, frozen=True, kw_only=True):
     dtype: Precision
 
 
-class Arithmetics(Record, frozen=True, kw_only=True):
+class Arithmetics(Message, frozen=True, kw_only=True):
     """A daemon's answer to AskArithmetics: those that were found right there, the best first.
 
     Without any `trouble` says why.
@@ -228,7 +229,7 @@ class Arithmetics(Record, frozen=True, kw_only=True):
         expect(is_one, "trouble", self.trouble, "what is wrong where there are no names")
 
 
-class Loading(Record, frozen=True, kw_only=True):
+class Loading(Message, frozen=True, kw_only=True):
     """How far a daemon has come with its slice, `share` from 0 to 1 of what it is `doing`.
 
     That is `trying kernels` where that was not done on this processor before, `asking for weights`: what the
@@ -240,7 +241,7 @@ class Loading(Record, frozen=True, kw_only=True):
     doing: Annotated[str, one_of(*LOADING_STEPS)] = "loading"
 
 
-class Ready(Record, frozen=True, kw_only=True):
+class Ready(Message, frozen=True, kw_only=True):
     """A daemon's slice is loaded and its next hop reached; `memory_bytes` is its resident memory.
 
     The head sent `received_bytes` of weights for it: 0 where they were there already. It has memory for
@@ -268,15 +269,15 @@ class Ready(Record, frozen=True, kw_only=True):
         expect(self.windowed_bytes <= most, "windowed_bytes", self.windowed_bytes, f"at most {most}")
 
 
-class Reset(Record, frozen=True, kw_only=True):
+class Reset(Message, frozen=True, kw_only=True):
     """The head lets go of a daemon: its requests are forgotten, its slice may stay loaded."""
 
 
-class Ping(Record, frozen=True, kw_only=True):
+class Ping(Message, frozen=True, kw_only=True):
     """Keeps a head's lease alive; the daemon answers with Pong from the loop that does the work."""
 
 
-class Pong(Record, frozen=True, kw_only=True):
+class Pong(Message, frozen=True, kw_only=True):
     """A daemon's sign of life: segments waiting and run so far, how long it has been at the one that runs (0:
     idle), resident memory.
 
@@ -299,7 +300,7 @@ class Pong(Record, frozen=True, kw_only=True):
     arrived: IdOrNone = -1
 
 
-class Error(Record, frozen=True, kw_only=True):
+class Error(Message, frozen=True, kw_only=True):
     """Something went wrong at the sender; one line that says what was expected, what came, and what to do.
 
     `retry_after_s` above 0 says that the same request may succeed then. `cause` is what a head needs to know

@@ -12,7 +12,18 @@ from msgspec import Meta
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import ACTIVATIONS, PACKED, UNPACKED
-from flowspec.core.protocol.types import Count, Instant, Line, Megahertz, Name, Record, Seconds, Share, one_of
+from flowspec.core.protocol.types import (
+    Count,
+    Instant,
+    Line,
+    Megahertz,
+    Message,
+    Name,
+    Record,
+    Seconds,
+    Share,
+    one_of,
+)
 from flowspec.validation import expect
 
 INTERFACE_KINDS = ("loopback", "wired", "wi-fi", "bridge", "tunnel", "virtual", "unknown")
@@ -29,7 +40,7 @@ ShareAbove = Annotated[float, Meta(gt=0, le=1)]
 Threads = Annotated[int, Meta(ge=1, le=limits.THREADS_MAX)]
 
 
-class AskFacts(Record, frozen=True, kw_only=True):
+class AskFacts(Message, frozen=True, kw_only=True):
     """Asks a daemon for its Facts; it answers whoever holds it.
 
     `address` is the IP address by which it is reached, so that it can tell which interface that is. With a
@@ -145,7 +156,7 @@ class Speed(Record, frozen=True, kw_only=True):
         expect(len(set(names)) == len(names), "packed", names, "each precision once")
 
 
-class Facts(Record, frozen=True, kw_only=True):
+class Facts(Message, frozen=True, kw_only=True):
     """A daemon's answer to AskFacts.
 
     `clock_s` is its wall clock when it answered, in seconds since 1970. `memory_available_bytes` is what

@@ -15,20 +15,6 @@ from typing import Annotated, get_type_hints
 from msgspec import Meta
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import (
-    Arithmetics,
-    AskArithmetics,
-    Assign,
-    Error,
-    Hello,
-    Loading,
-    Ping,
-    Pong,
-    Ready,
-    Reset,
-    Welcome,
-)
-from flowspec.core.protocol.facts import AskFacts, Facts
 from flowspec.core.protocol.types import (
     Flags,
     Id,
@@ -36,6 +22,7 @@ from flowspec.core.protocol.types import (
     Ids,
     Instant,
     Length,
+    Message,
     Parents,
     Position,
     Positions,
@@ -47,7 +34,6 @@ from flowspec.core.protocol.types import (
     Tokens,
     one_of,
 )
-from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
 from flowspec.validation import expect
 
 PROTOCOL_VERSION = 26
@@ -168,7 +154,7 @@ class Logprobs(Record, frozen=True, kw_only=True):
 # -------------------------------------------------------------------------------------------- token trees
 
 
-class Open(Record, frozen=True, kw_only=True):
+class Open(Message, frozen=True, kw_only=True):
     """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything
     else. With a `source` (-1: none) the tokens kept are copies of those that this other request begins with,
     and of its own last epoch the request keeps nothing.
@@ -199,7 +185,7 @@ class Open(Record, frozen=True, kw_only=True):
         expect(self.slots >= self.length, "slots", self.slots, f"at least {self.length}")
 
 
-class Commit(Record, frozen=True, kw_only=True):
+class Commit(Message, frozen=True, kw_only=True):
     """Nodes `path` are output at positions `base`, `base + 1`, ...; the last of them is the root.
 
     Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals.
@@ -291,7 +277,7 @@ HOP_ROWS = {
 """Figures of a hop, and what they are called for people. Rows that were dropped are `dead_`."""
 
 
-class Release(Record, frozen=True, kw_only=True):
+class Release(Message, frozen=True, kw_only=True):
     """A request's cache may go. One that was opened again behind it, in a later epoch than `epoch`, stays."""
 
     request: Id
@@ -307,7 +293,7 @@ def _check_rows(message: Segment | Verified) -> None:
     expect(message.row_count <= most, "rows", message.row_count, f"at most {most}")
 
 
-class Segment(Record, frozen=True, kw_only=True):
+class Segment(Message, frozen=True, kw_only=True):
     """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows,
     hidden]`.
 
@@ -349,7 +335,7 @@ class VerifiedPart(Record, frozen=True, kw_only=True):
         expect(logprobs in (0, count), "logprobs", f"{logprobs} entries", f"none, or {count}")
 
 
-class Verified(Record, frozen=True, kw_only=True):
+class Verified(Message, frozen=True, kw_only=True):
     """The last stage's word on a segment; one for every segment, empty ones too: it is the credit."""
 
     segment: Id
@@ -364,7 +350,7 @@ class Verified(Record, frozen=True, kw_only=True):
         return sum(len(part.ids) for part in self.parts)
 
 
-class Features(Record, frozen=True, kw_only=True):
+class Features(Message, frozen=True, kw_only=True):
     """What a stage captured of nodes of one request that are committed, for drafters at the head: a row for
     each, in order, as a frame of its own (`Assign.captures`)."""
 
@@ -380,7 +366,7 @@ class Features(Record, frozen=True, kw_only=True):
 # ------------------------------------------------------------------------------------------------- drafting
 
 
-class Expand(Record, frozen=True, kw_only=True):
+class Expand(Message, frozen=True, kw_only=True):
     """Run these rows through the drafter that the daemon holds, and propose up to `width` children for each
     root or uncommitted one.
 
@@ -410,29 +396,9 @@ class Proposal(Record, frozen=True, kw_only=True):
         expect(count == tokens, "confidences", count, f"{tokens} entries")
 
 
-class Proposed(Record, frozen=True, kw_only=True):
+class Proposed(Message, frozen=True, kw_only=True):
     """A daemon's answer to `Expand`: what its drafter proposes, and how long that took by its clock."""
 
     job: Id
     proposals: Annotated[tuple[Proposal, ...], Meta(max_length=limits.NODES_PER_SEGMENT_MAX)]
     compute_s: Seconds
-
-
-ClusterMessage = Hello | Welcome | Assign | Loading | Ready | Reset | Ping | Pong | Error
-Message = (
-    ClusterMessage
-    | Open
-    | Commit
-    | Segment
-    | Verified
-    | Release
-    | WeightQuestion
-    | WeightAnswer
-    | AskFacts
-    | Facts
-    | Expand
-    | Proposed
-    | AskArithmetics
-    | Arithmetics
-    | Features
-)

@@ -19,6 +19,10 @@ class Record(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_
     """A message, or a part of one. A class that inherits says `frozen` and `kw_only` again."""
 
 
+class Message(Record, frozen=True, kw_only=True):
+    """What goes as one; a part of others is a `Record` alone."""
+
+
 def one_of(*names: str) -> Meta:
     """Of a text: it is one of these, the empty one too if that is among them."""
     told = ", ".join(filter(None, names))

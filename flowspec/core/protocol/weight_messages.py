@@ -13,16 +13,24 @@ from typing import Annotated
 from msgspec import Meta
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.types import Digest, Name, Names, Record, Shape
+from flowspec.core.protocol.types import Digest, Message, Name, Names, Record, Shape
 
 Offset = Annotated[int, Meta(ge=0, le=limits.TENSOR_BYTES_MAX)]
 
 
-class AskModel(Record, frozen=True, kw_only=True):
+class WeightQuestion(Message, frozen=True, kw_only=True):
+    """Of a daemon."""
+
+
+class WeightAnswer(Message, frozen=True, kw_only=True):
+    """Of a head."""
+
+
+class AskModel(WeightQuestion, frozen=True, kw_only=True):
     """The daemon does not have the model that it was assigned layers of."""
 
 
-class ModelOffer(Record, frozen=True, kw_only=True):
+class ModelOffer(WeightAnswer, frozen=True, kw_only=True):
     """The text of the model's config.json, or what stands for it, and how many tensors it has.
 
     `gguf` is the architecture that a GGUF file names, whose tensors are then meant; empty for safetensors.
@@ -33,19 +41,19 @@ class ModelOffer(Record, frozen=True, kw_only=True):
     tensor_count: Annotated[int, Meta(ge=1, le=limits.TENSORS_MAX)]
 
 
-class AskNames(Record, frozen=True, kw_only=True):
+class AskNames(WeightQuestion, frozen=True, kw_only=True):
     """Which tensors are there, from number `first` on?"""
 
     first: Annotated[int, Meta(ge=0, le=limits.TENSORS_MAX)]
 
 
-class NameList(Record, frozen=True, kw_only=True):
+class NameList(WeightAnswer, frozen=True, kw_only=True):
     """Names of tensors, in the head's order; as many as go into one message."""
 
     names: Names
 
 
-class AskTensors(Record, frozen=True, kw_only=True):
+class AskTensors(WeightQuestion, frozen=True, kw_only=True):
     """What are these tensors?"""
 
     names: Names
@@ -62,13 +70,13 @@ class TensorEntry(Record, frozen=True, kw_only=True):
     digest: Digest
 
 
-class TensorList(Record, frozen=True, kw_only=True):
+class TensorList(WeightAnswer, frozen=True, kw_only=True):
     """The tensors that were asked for, in that order."""
 
     entries: Annotated[tuple[TensorEntry, ...], Meta(max_length=limits.TENSORS_LISTED_MAX)]
 
 
-class AskBytes(Record, frozen=True, kw_only=True):
+class AskBytes(WeightQuestion, frozen=True, kw_only=True):
     """Send bytes `[offset, offset + size)` of the tensor with this digest."""
 
     digest: Digest
@@ -76,14 +84,14 @@ class AskBytes(Record, frozen=True, kw_only=True):
     size: Annotated[int, Meta(ge=1, le=limits.WEIGHT_CHUNK_BYTES)]
 
 
-class TensorBytes(Record, frozen=True, kw_only=True):
+class TensorBytes(WeightAnswer, frozen=True, kw_only=True):
     """Bytes of a tensor from `offset` on; they travel as a frame of their own."""
 
     digest: Digest
     offset: Offset
 
 
-class AskTokens(Record, frozen=True, kw_only=True):
+class AskTokens(WeightQuestion, frozen=True, kw_only=True):
     """Send the bytes of the model's tokens (`TokenBytes`) from `offset` on, which were named in the Assign.
 
     It goes over the control connection, and so does the answer, TensorBytes: it is asked while nothing is
@@ -91,7 +99,3 @@ class AskTokens(Record, frozen=True, kw_only=True):
     """
 
     offset: Annotated[int, Meta(ge=0, le=limits.TOKEN_TABLE_BYTES_MAX)]
-
-
-WeightQuestion = AskModel | AskNames | AskTensors | AskBytes | AskTokens
-WeightAnswer = ModelOffer | NameList | TensorList | TensorBytes

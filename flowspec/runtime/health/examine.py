@@ -25,7 +25,7 @@ from msgspec import structs
 
 from flowspec.core.protocol.cluster_messages import Error, Hello, Loading, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.errors import ClusterError, FlowSpecError, PeerError
 from flowspec.folders import keys_folder
 from flowspec.runtime import timeouts

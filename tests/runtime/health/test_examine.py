@@ -17,7 +17,7 @@ import zmq
 
 from flowspec.core.protocol.cluster_messages import Hello, Loading, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts
-from flowspec.core.protocol.messages import Message
+from flowspec.core.protocol.types import Message
 from flowspec.errors import ClusterError
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.connection_limit import ConnectionLimit
