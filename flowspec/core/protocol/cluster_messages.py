@@ -39,7 +39,7 @@ ERROR_CAUSES = ("", "next", "part", "gone", "again")
 Precision = Annotated[str, one_of(*ACTIVATIONS)]
 Stage = Annotated[int, Meta(ge=0, le=limits.STAGES_MAX)]
 Celsius = Annotated[float, Meta(ge=limits.CELSIUS_RANGE[0], le=limits.CELSIUS_RANGE[1])]
-Arithmetic = Annotated[str, Meta(min_length=1, max_length=limits.NAME_CHARS_MAX)]
+Arithmetic = Annotated[Name, Meta(min_length=1)]
 
 
 class Hello(Message, frozen=True, kw_only=True):
