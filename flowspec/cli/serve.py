@@ -150,14 +150,13 @@ def check_sharing(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     from starlette.routing import BaseRoute
 
-    from flowspec.serve.app import AccessRules
-    from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, read_keys
+    from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, AccessRules, read_keys
     from flowspec.serve.live import live_routes
     from flowspec.serve.loading import Loading, loading_server
+    from flowspec.serve.metrics import Totals
     from flowspec.serve.page import PATHS, page_routes
     from flowspec.serve.server import Stop, bind, serve, url_of
     from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions, name_of
-    from flowspec.serve.totals import Totals
 
     for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):
         if given > most:

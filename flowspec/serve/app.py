@@ -2,91 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flowspec.errors import ALIKE, FlowSpecError
-from flowspec.model.reply.parts import new_call_id
-from flowspec.runtime.answer import Answer, Piece
+from flowspec.errors import ALIKE
+from flowspec.runtime.answer import Answer
 from flowspec.runtime.question import Question
-from flowspec.serve import metrics, sse
+from flowspec.serve import metrics
 from flowspec.serve.answers import Answers
-from flowspec.serve.calls import CallDeltas
+from flowspec.serve.completion_form import Choice, CompletionForm
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
-from flowspec.serve.documents import Choice, Form, Usage, usage_of
+from flowspec.serve.documents import JSON, KEEP_ALIVE, STREAM_HEADERS, Listed, json_response
 from flowspec.serve.fields import parse
-from flowspec.serve.guard import Counted, Guard, read_body, refused, while_there
-from flowspec.serve.refusals import SERVER, STOPPING, ApiError, of_error, unavailable
-from flowspec.serve.responses.form import ResponseForm
-from flowspec.serve.responses.pages import page_of
+from flowspec.serve.guard import AccessRules, Counted, read_body, refused, rules_of, while_there
+from flowspec.serve.refusals import SERVER, ApiError
+from flowspec.serve.responses.form import ResponseForm, page_of
 from flowspec.serve.responses.request import ResponseRequest, response_wanted
-from flowspec.serve.responses.store import ResponseStore
+from flowspec.serve.responses.store import Kept, ResponseStore
 from flowspec.serve.service import Service
 
 KEEP_ALIVE_S = 10.0
 """How often a stream that has nothing to say says so."""
+STREAM = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 _PATH_CHARS_MAX = 120
 """Of an unknown path, what is compared with those that are there."""
 _PLACE = re.compile(r"{[^}]*}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AccessRules:
-    """Who may come in: API keys, else the names by which this server is called (none: any), and the origins
-    of web pages that may.
-
-    `free` are paths that need no key, as `Guard` takes them.
-    """
-
-    keys: Sequence[bytes] = ()
-    names: Sequence[str] = ()
-    origins: Sequence[str] = ()
-    free: Sequence[str] = ()
-
-
-def rules_of(access: AccessRules) -> list[Middleware]:
-    """Around an app, lets in who may."""
-    guard = Middleware(Guard, keys=access.keys, names=access.names, free=access.free, origins=access.origins)
-    if not access.origins:
-        return [guard]
-    cors = Middleware(
-        CORSMiddleware,
-        allow_origins=list(access.origins),
-        allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["*"],
-        expose_headers=["Retry-After"],
-    )
-    return [cors, guard]
-
-
-class AnswerForm(Protocol):
-    """How the answers to one request are told: as one document, or as the frames of a stream, in this order:
-    `opening`, then `said` and `over` for each choice, then `closing`, or `failed` instead of what is left."""
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]: ...
-    def opening(self, choices: Sequence[Choice]) -> bytes: ...
-    def said(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]]) -> bytes: ...
-    def over(self, index: int, answer: Answer) -> bytes: ...
-    def closing(self, choices: Sequence[Choice], usage: Usage) -> bytes: ...
-    def failed(self, error: ApiError) -> bytes: ...
-
-
+AnswerForm = CompletionForm | ResponseForm
+"""How the answers to one request are told: `whole`, as one document, or as the frames of a stream, in this
+order: `begin`, then `say` and `end` for each choice, then `finish`, or `fail` instead of what is left."""
 Wanted = TypeVar("Wanted", bound=CompletionRequest)
 
 
@@ -121,109 +77,50 @@ class AnswerRoute(Generic[Wanted]):
             questions = await self._service.questions(wanted)
         except ApiError as error:
             raise wanted.named(error) from None
-        choices = _choices(wanted, questions, await self._service.echoed(wanted, questions))
+        choices = await self._service.choices(wanted, questions)
         form = self._form_of(wanted, questions)
-        async with self._asked(questions, asked_s) as asking:
-            if wanted.is_streamed:
-                await self._stream(wanted, questions, choices, asking, form, send)
-            else:
-                found = await self._whole(wanted, questions, choices, await asking, form)
-                await JSONResponse(found)(scope, receive, send)
-
-    @contextlib.asynccontextmanager
-    async def _asked(
-        self, questions: list[Question], asked_s: float
-    ) -> AsyncIterator[asyncio.Future[Answers]]:
-        """The answers, once there is room for them; at the end nobody waits for them any more."""
-        asking = asyncio.ensure_future(self._service.ask(questions, asked_s))
+        answers = self._service.ask(questions, asked_s)
         try:
-            yield asking
+            if wanted.is_streamed:
+                has_begun = False
+                async for frame in _frames(choices, answers, form):
+                    if not has_begun:
+                        has_begun = True
+                        await send({"type": "http.response.start", "status": 200, "headers": STREAM})
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return
+            async for found in answers.events(KEEP_ALIVE_S):
+                if found is not None:
+                    choices[found[0]].add(found[1])
+            await Response(form.whole(choices), media_type=JSON)(scope, receive, send)
         finally:
-            asking.cancel()
-            await asyncio.wait([asking])
-            if not asking.cancelled() and asking.exception() is None:
-                asking.result().close()
+            answers.close()
 
-    async def _whole(
-        self,
-        wanted: Wanted,
-        questions: list[Question],
-        choices: list[Choice],
-        answers: Answers,
-        form: AnswerForm,
-    ) -> dict[str, Any]:
-        async for item in answers.events(KEEP_ALIVE_S):
-            if item is not None:
-                place, event = item
-                choices[place].add(self._checked(event))
-        return form.whole(choices, usage_of(_lengths(wanted, questions), choices))
 
-    async def _stream(
-        self,
-        wanted: Wanted,
-        questions: list[Question],
-        choices: list[Choice],
-        asking: asyncio.Future[Answers],
-        form: AnswerForm,
-        send: Send,
-    ) -> None:
-        """Events as they come. What goes wrong before there is anything to say is refused with a status,
-        later with an event."""
-        calls = [CallDeltas(choice.new_id) for choice in choices]
-        has_begun = False
-
-        async def say(frame: Callable[..., bytes], *of: Any) -> None:
-            """Sends a frame, which is made behind those that a stream begins with."""
-            nonlocal has_begun
-            opening = b""
+async def _frames(choices: list[Choice], answers: Answers, form: AnswerForm) -> AsyncIterator[bytes]:
+    """A stream as it comes. What goes wrong before there is anything to say is raised, later it is told."""
+    has_begun = False
+    try:
+        async for found in answers.events(KEEP_ALIVE_S):
             if not has_begun:
                 has_begun = True
-                await send({"type": "http.response.start", "status": 200, "headers": list(sse.HEADERS)})
-                opening = form.opening(choices)
-            await send({"type": "http.response.body", "body": opening + frame(*of), "more_body": True})
-
-        try:
-            while not (await asyncio.wait([asking], timeout=KEEP_ALIVE_S))[0]:
-                await say(sse.keep_alive)
-            async for item in asking.result().events(KEEP_ALIVE_S):
-                if item is None:
-                    await say(sse.keep_alive)
-                    continue
-                place, found = item
-                event = self._checked(found)
-                if isinstance(event, Answer):
-                    choices[place].add(event)
-                    await say(form.over, place, event)
-                else:
-                    await say(form.said, place, event, calls[place].add(event.parts))
-        except ApiError as error:
-            if not has_begun:
-                raise
-            await say(form.failed, error)
-        else:
-            await say(form.closing, choices, usage_of(_lengths(wanted, questions), choices))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _checked(self, event: Any) -> Any:
-        """The event; raises `ApiError` for an error, and for an answer that the server's end cut off."""
-        if isinstance(event, FlowSpecError):
-            raise of_error(event)
-        if isinstance(event, Answer) and event.finish_reason == "cancelled":
-            raise unavailable(STOPPING)
-        return event
-
-
-def _choices(wanted: CompletionRequest, questions: list[Question], echoed: list[str]) -> list[Choice]:
-    """The choices where nothing of them is there yet but what is `echoed`."""
-    calls = [None if question.form is None else question.form.calls for question in questions]
-    return [
-        Choice(place // wanted.count, partial(new_call_id, 0 if found is None else found.id_chars), text)
-        for place, (found, text) in enumerate(zip(calls, echoed, strict=True))
-    ]
-
-
-def _lengths(wanted: CompletionRequest, questions: list[Question]) -> list[int]:
-    return [len(question.prompt) for question in questions[:: wanted.count]]
+                yield form.begin(choices)
+            if found is None:
+                yield KEEP_ALIVE
+                continue
+            choice, event = choices[found[0]], found[1]
+            if isinstance(event, Answer):
+                choice.add(event)
+                yield form.end(choice)
+            else:
+                yield form.say(choice, event)
+    except ApiError as error:
+        if not has_begun:
+            raise
+        yield form.fail(error)
+    else:
+        yield form.finish(choices)
 
 
 def response_routes(service: Service) -> list[Route]:
@@ -233,29 +130,27 @@ def response_routes(service: Service) -> list[Route]:
     def form(wanted: ResponseRequest, questions: list[Question]) -> ResponseForm:
         return ResponseForm(service.model, wanted, questions[0].sampling, store.keep)
 
-    async def kept(request: Request) -> Response:
-        name = request.path_params["name"]
+    def kept(request: Request) -> Kept:
+        if (found := store.find(request.path_params["name"])) is None:
+            raise store.missing(request.path_params["name"], None, "response_not_found")
+        return found
+
+    async def response(request: Request) -> Response:
         for field in request.query_params:
             text = f"{field!r:.80}: expected no query, a response is as it was given"
             raise ApiError(400, text, field[:80], "unknown_parameter")
-        is_told = request.method != "DELETE"
-        found = store.find(name) if is_told else None
-        if found is None and (is_told or not store.forget(name)):
-            raise store.missing(name, None, "response_not_found")
-        if found is None:
-            return JSONResponse({"id": name, "object": "response", "deleted": True})
-        return Response(found.document, media_type="application/json")
+        found, name = kept(request), request.path_params["name"]
+        if request.method != "DELETE":
+            return Response(found.document, media_type=JSON)
+        store.forget(name)
+        return json_response({"id": name, "object": "response", "deleted": True})
 
     async def input_items(request: Request) -> Response:
-        name = request.path_params["name"]
-        found = store.find(name)
-        if found is None:
-            raise store.missing(name, None, "response_not_found")
-        return JSONResponse(page_of(found.input_items, request.query_params.multi_items()))
+        return json_response(page_of(kept(request).input_items, request.query_params.multi_items()))
 
     return [
         Route("/v1/responses", AnswerRoute(service, partial(response_wanted, store), form), methods=["POST"]),
-        Route("/v1/responses/{name}", kept, methods=["GET", "DELETE"]),
+        Route("/v1/responses/{name}", response, methods=["GET", "DELETE"]),
         Route("/v1/responses/{name}/input_items", input_items),
     ]
 
@@ -263,42 +158,22 @@ def response_routes(service: Service) -> list[Route]:
 def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The whole server; `more` are routes beside the API's."""
 
-    def form(wanted: CompletionRequest, *, is_chat: bool) -> Form:
-        return Form(
-            service.model,
-            service.fingerprint,
-            is_chat=is_chat,
-            has_logprobs=wanted.params.logprobs is not None,
-            has_usage=wanted.includes_usage,
-        )
-
-    def chat_form(wanted: CompletionRequest, questions: list[Question]) -> Form:
-        return form(wanted, is_chat=True)
-
-    def text_form(wanted: CompletionRequest, questions: list[Question]) -> Form:
-        return form(wanted, is_chat=False)
+    def form(wanted: CompletionRequest, questions: list[Question]) -> CompletionForm:
+        return CompletionForm(service.model, service.fingerprint, wanted)
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": service.models()})
+        return json_response(Listed(data=[service.listing()]))
 
     async def model(request: Request) -> Response:
-        found = next((each for each in service.models() if each["id"] == request.path_params["name"]), None)
-        if found is None:
-            name = request.path_params["name"]
-            raise ApiError(
-                404,
-                f"the model {name!r:.120} does not exist here; this server has {service.model!r}",
-                "model",
-                "model_not_found",
-            )
-        return JSONResponse(found)
+        service.check_name(request.path_params["name"])
+        return json_response(service.listing())
 
     async def health(request: Request) -> Response:
         status, found = service.health()
-        return JSONResponse(found, status)
+        return json_response(found, status)
 
     async def cluster(request: Request) -> Response:
-        return JSONResponse(service.cluster())
+        return json_response(service.cluster())
 
     async def measured(request: Request) -> Response:
         return Response(service.metrics.text(), headers={"content-type": metrics.CONTENT_TYPE})
@@ -306,8 +181,8 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
     routes = [
         Route("/v1/models", models),
         Route("/v1/models/{name:path}", model),
-        Route("/v1/chat/completions", AnswerRoute(service, chat_wanted, chat_form), methods=["POST"]),
-        Route("/v1/completions", AnswerRoute(service, completion_wanted, text_form), methods=["POST"]),
+        Route("/v1/chat/completions", AnswerRoute(service, chat_wanted, form), methods=["POST"]),
+        Route("/v1/completions", AnswerRoute(service, completion_wanted, form), methods=["POST"]),
         *response_routes(service),
         Route("/v1/cluster", cluster),
         Route("/health", health),

@@ -18,15 +18,19 @@ import os
 import stat
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flowspec.errors import InputError
 from flowspec.folders import read_text, why_unread
+from flowspec.serve.documents import json_response
 from flowspec.serve.refusals import ApiError
 
 HEADER_BYTES_MAX = 16 << 10
@@ -87,28 +91,29 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
     return tuple(key.encode() for key in keys)
 
 
-class Guard:
-    """Lets in who may; answers others in the API's form. Without `keys` it takes those who call us by one of
-    the `names`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessRules:
+    """Who may come in: API keys, else the names by which this server is called (none: any), and the origins
+    of web pages that may.
 
-    Paths that are `free` need no key, nor does what is below those of them that end in a slash. Web pages do
-    not watch, unless they are ours or of one of the `origins`.
+    Paths that are `free` need no key, nor does what is below those of them that end in a slash.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        keys: Sequence[bytes] = (),
-        names: Iterable[str] = (),
-        free: Sequence[str] = (),
-        origins: Iterable[str] = (),
-    ) -> None:
+    keys: Sequence[bytes] = ()
+    names: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    free: Sequence[str] = ()
+
+
+class Guard:
+    """Lets in who may; answers others in the API's form. Web pages do not watch, unless they are ours or of
+    an origin that may."""
+
+    def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
-        self._origins = frozenset(origins)
-        self._keys = tuple(keys)
-        self._names = frozenset(name.lower() for name in names)
-        self._free = frozenset((*_FREE, *free))
-        self._free_below = tuple(path for path in free if path.endswith("/") and path != "/")
+        self._access = access
+        self._names = frozenset(name.lower() for name in access.names)
+        self._free_below = tuple(path for path in access.free if path.endswith("/") and path != "/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refusal := self._refusal(scope)) is not None:
@@ -123,9 +128,9 @@ class Guard:
         if size > HEADER_BYTES_MAX:  # one that comes in pieces is refused before
             message = f"expected a header of at most {HEADER_BYTES_MAX} bytes, got {size}"
             return ApiError(431, message, code="header_too_large", headers={"Connection": "close"})
-        if scope["path"].startswith(_LIVE) and (page := _foreign_page(headers, self._origins)):
+        if scope["path"].startswith(_LIVE) and (page := _foreign_page(headers, self._access.origins)):
             return ApiError(403, f"the live view is not for {page}; --cors ORIGIN lets its origin in")
-        if not self._keys:
+        if not self._access.keys:
             host = _name_in(headers.get("host", ""))
             if self._names and host not in self._names:
                 return ApiError(
@@ -134,15 +139,30 @@ class Guard:
                     f"{host!r:.80}",
                 )
             return None
-        if scope["path"] in self._free or scope["path"].startswith(self._free_below):
+        if scope["path"] in (*_FREE, *self._access.free) or scope["path"].startswith(self._free_below):
             return None
         given = _keys_in(headers)
-        if any([hmac.compare_digest(key, known) for key in given for known in self._keys]):
+        if any([hmac.compare_digest(key, known) for key in given for known in self._access.keys]):
             return None
         message = "expected an API key as Authorization: Bearer KEY or X-Api-Key: KEY, got " + (
             "another one" if any(given) else "none"
         )
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def rules_of(access: AccessRules) -> list[Middleware]:
+    """Around an app, lets in who may."""
+    guard = Middleware(Guard, access=access)
+    if not access.origins:
+        return [guard]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(access.origins),
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+    )
+    return [cors, guard]
 
 
 def _foreign_page(headers: Headers, origins: Iterable[str]) -> str:
@@ -174,8 +194,8 @@ def _name_in(host: str) -> str:
     return (name if colon and port.isdecimal() else host).lower()
 
 
-def refused(error: ApiError) -> JSONResponse:
-    return JSONResponse(error.document, error.status, headers=dict(error.headers))
+def refused(error: ApiError) -> Response:
+    return json_response(error.document, error.status, error.headers)
 
 
 class Counted:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import socket
 import threading
 import time
@@ -14,13 +13,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flowspec.serve.app import AccessRules, rules_of
-from flowspec.serve.guard import refused
-from flowspec.serve.live import HEADERS, HEARTBEAT_S
+from flowspec.serve.documents import STREAM_HEADERS, frame, json_response
+from flowspec.serve.guard import AccessRules, refused, rules_of
+from flowspec.serve.live import HEARTBEAT_S
 from flowspec.serve.page import page_routes
 from flowspec.serve.refusals import SERVER, ApiError
 from flowspec.serve.server import listen, server_of
@@ -40,18 +39,15 @@ class Loading:
         self.is_over = False
         self._model = model
         self._steps: dict[str, dict[str, Any]] = {}
-        self._lock = threading.Lock()
 
     def take(self, text: str, share: float) -> None:
         device, _, doing = text.rpartition(":")
         step = {"device": device, "doing": doing.strip(), "share": round(share, 3)}
-        with self._lock:
-            self._steps[device] = step
+        self._steps = {**self._steps, device: step}  # another one: whoever reads has all of one
 
     def report(self) -> dict[str, Any]:
         """The model's name, and a step for each device that was heard of."""
-        with self._lock:
-            return {"model": self._model, "steps": list(self._steps.values())}
+        return {"model": self._model, "steps": list(self._steps.values())}
 
     def refusal(self) -> ApiError:
         """What everybody is told who asks for something."""
@@ -68,12 +64,11 @@ def loading_app(loading: Loading, access: AccessRules, *, has_page: bool) -> ASG
     """The whole server while the model is loaded; the same may come in as later."""
 
     async def health(request: Request) -> Response:
-        return JSONResponse({"status": "loading", "reason": REASON}, 503, headers=RETRY_HEADER)
+        return json_response({"status": "loading", "reason": REASON}, 503, RETRY_HEADER)
 
     async def events(request: Request) -> Response:
-        if request.method == "HEAD":
-            return StreamingResponse((), media_type="text/event-stream", headers=HEADERS)
-        return StreamingResponse(_events(loading), media_type="text/event-stream", headers=HEADERS)
+        frames = () if request.method == "HEAD" else _events(loading)
+        return StreamingResponse(frames, headers=STREAM_HEADERS)
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         await refused(loading.refusal())(scope, receive, send)
@@ -84,14 +79,14 @@ def loading_app(loading: Loading, access: AccessRules, *, has_page: bool) -> ASG
     return Starlette(routes=[*routes, Mount("/", refuse)], middleware=rules_of(access))
 
 
-async def _events(loading: Loading) -> AsyncIterator[str]:
+async def _events(loading: Loading) -> AsyncIterator[bytes]:
     """What is loaded, whenever that changes; ends when it is over, so that the page comes again."""
-    said, said_s = "", 0.0
+    said, said_s = b"", 0.0
     while not loading.is_over:
-        text = json.dumps(loading.report())
-        if text != said or time.monotonic() - said_s >= HEARTBEAT_S:
-            yield f"event: loading\ndata: {text}\n\n"
-            said, said_s = text, time.monotonic()
+        told = frame(loading.report(), "loading")
+        if told != said or time.monotonic() - said_s >= HEARTBEAT_S:
+            yield told
+            said, said_s = told, time.monotonic()
         await asyncio.sleep(EVERY_S)
 
 

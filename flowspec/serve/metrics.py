@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from flowspec.core.head.hop_sums import DEAD, reported
+from flowspec.core.head.events import HeadCommand, HeadEvent, PipelineLost, SegmentTimed
+from flowspec.core.head.hop_sums import DEAD, HopSums, reported
 from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.head import Head
 from flowspec.serve.request_queue import RequestQueue
-from flowspec.serve.totals import Totals
 from flowspec.version import __version__
 
 FIRST_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 WHOLE_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
+NOTES_KEPT = 5
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums of what happens at the head, counted in its thread as it happens and read from others. `losses`
+    counts pipelines; rows of segments that are lost with one are in none of the sums."""
+
+    hops: HopSums = field(default_factory=HopSums)
+    segments: int = 0
+    losses: int = 0
+    notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
+
+    def on_event(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
+        """An `OnEvent` of the head."""
+        if isinstance(event, PipelineLost):
+            self.losses += 1
+        for command in commands:
+            if isinstance(command, SegmentTimed):
+                self.segments += 1
+                self.hops.add(command.hops)
+
+    def note(self, text: str) -> None:
+        """What the head tells people, kept with its time of day."""
+        self.notes.append(f"{time.strftime('%H:%M:%S')} {text}")
 
 
 class Metrics:
@@ -36,36 +64,20 @@ class Metrics:
         self._gate = gate
         self._totals = totals
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "flowspec_requests", "HTTP requests", ["route", "status"], registry=self._registry
+        counter = partial(Counter, registry=self._registry)
+        histogram = partial(Histogram, registry=self._registry)
+        self._requests = counter("flowspec_requests", "HTTP requests", ["route", "status"])
+        self._answers = counter("flowspec_answers", "Answers by why they ended", ["reason"])
+        self._prompt = counter("flowspec_prompt_tokens", "Tokens of prompts")
+        self._cached = counter(
+            "flowspec_cached_prompt_tokens", "Of them those that were in the stages' caches"
         )
-        self._answers = Counter(
-            "flowspec_answers", "Answers by why they ended", ["reason"], registry=self._registry
-        )
-        self._prompt = Counter("flowspec_prompt_tokens", "Tokens of prompts", registry=self._registry)
-        self._cached = Counter(
-            "flowspec_cached_prompt_tokens",
-            "Of them those that were in the stages' caches",
-            registry=self._registry,
-        )
-        self._made = Counter("flowspec_generated_tokens", "Tokens of answers", registry=self._registry)
-        self._recoveries = Counter(
-            "flowspec_answer_recoveries",
-            "Losses of the pipeline that answers lived through",
-            registry=self._registry,
-        )
-        self._first = Histogram(
-            "flowspec_time_to_first_token_seconds",
-            "From a request to an answer's first token",
-            buckets=FIRST_S,
-            registry=self._registry,
-        )
-        self._whole = Histogram(
-            "flowspec_answer_seconds",
-            "From a request to an answer's end",
-            buckets=WHOLE_S,
-            registry=self._registry,
-        )
+        self._made = counter("flowspec_generated_tokens", "Tokens of answers")
+        recoveries = "Losses of the pipeline that answers lived through"
+        self._recoveries = counter("flowspec_answer_recoveries", recoveries)
+        first, whole = "From a request to an answer's first token", "From a request to an answer's end"
+        self._first = histogram("flowspec_time_to_first_token_seconds", first, buckets=FIRST_S)
+        self._whole = histogram("flowspec_answer_seconds", whole, buckets=WHOLE_S)
         for reason in ("stop", "length", "cancelled", "error"):
             self._answers.labels(reason)
         self._registry.register(self)
@@ -94,16 +106,14 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """How things are now, for the registry."""
         head, gate, totals = self._head, self._gate, self._totals
+        resident = psutil.Process().memory_info().rss
         gauges = {
             "flowspec_answers_running": ("Answers under way", gate.running),
             "flowspec_answers_waiting": ("Answers that wait for a place", gate.waiting),
             "flowspec_pipeline_formed": ("Whether there is a pipeline", int(head.is_formed)),
             "flowspec_failed": ("Whether the head has failed for good", int(head.failure is not None)),
             "flowspec_stages": ("Stages of the pipeline", len(head.stages)),
-            "flowspec_resident_bytes": (
-                "Resident memory of the head's process",
-                psutil.Process().memory_info().rss,
-            ),
+            "flowspec_resident_bytes": ("Resident memory of the head's process", resident),
         }
         for name, (text, value) in gauges.items():
             yield GaugeMetricFamily(name, text, value)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.serve.documents import Error
 
 INVALID = "invalid_request_error"
 SERVER = "server_error"
@@ -35,12 +35,11 @@ class ApiError(Exception):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def document(self) -> dict[str, Any]:
+    def document(self) -> dict[str, Error]:
         param = (
             None if self.param is None else self.param.encode("utf-8", "replace").decode()
         )  # JSON may have halves of characters
-        code = self.code or _CODES.get(self.status)
-        return {"error": {"message": self.message, "type": self.kind, "param": param, "code": code}}
+        return {"error": Error(self.message, self.kind, param, self.code or _CODES.get(self.status))}
 
 
 def invalid(param: str, expected: str, got: object, code: str = "invalid_value") -> ApiError:

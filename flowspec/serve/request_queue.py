@@ -40,20 +40,15 @@ class RequestQueue:
         if self._closed is not None:
             raise self._closed
         if count > self.parallel:
-            raise ApiError(
-                400,
-                f"n: this server makes {self.parallel} answers at once, and {count} choices were asked for",
-                "n",
-                "invalid_value",
-            )
-        if not self._waiting and self.running + count <= self.parallel:
-            self.running += count
-            return
-        if self.waiting + count > self.queue:
+            text = f"this server makes {self.parallel} answers at once, and {count} choices were asked for"
+            raise ApiError(400, f"n: {text}", "n", "invalid_value")
+        is_full = bool(self._waiting) or self.running + count > self.parallel
+        if is_full and self.waiting + count > self.queue:
             raise busy(self.retry_after_s())
         future = asyncio.get_running_loop().create_future()
         entry = (future, count)
         self._waiting.append(entry)
+        self._let_in()
         try:
             await future
         except asyncio.CancelledError:

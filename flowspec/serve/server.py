@@ -20,9 +20,10 @@ from flowspec.errors import FlowSpecError, InputError
 from flowspec.llm import LLM
 from flowspec.runtime.addresses import not_ours
 from flowspec.runtime.connection_limit import connections_most
-from flowspec.serve.app import AccessRules, build_app
+from flowspec.serve.app import build_app
+from flowspec.serve.guard import AccessRules
+from flowspec.serve.metrics import Totals
 from flowspec.serve.service import Service, ServiceOptions
-from flowspec.serve.totals import Totals
 
 CONNECTIONS_MAX = 512
 """Beyond, a connection is closed at once."""
@@ -217,12 +218,12 @@ class Stop:
     def __call__(self) -> None:
         self._count += 1
         if self._count > 1:
-            self._service.dispatcher.cancel_all()
+            self._service.cancel_all()
             self._server.force_exit = True
             return
         self._service.stop()
         self._server.should_exit = True
-        self._loop.call_later(GRACE_S, self._service.dispatcher.cancel_all)
+        self._loop.call_later(GRACE_S, self._service.cancel_all)
 
 
 async def serve(

@@ -22,19 +22,19 @@ from flowspec.model.chat_template import names_in
 from flowspec.model.grammar import check_grammar, check_library, library_version, rule_of
 from flowspec.model.reply.bound import BoundReply, bound_reply, may_think_first
 from flowspec.model.reply.form import ReplyForm, form_of, format_of, thoughts_of
-from flowspec.model.reply.parts import Tool
+from flowspec.model.reply.parts import Tool, new_call_id
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
-from flowspec.serve.answers import AnswerDispatcher, Answers
+from flowspec.serve.answers import Answers
+from flowspec.serve.completion_form import Choice, fingerprint_of
 from flowspec.serve.completion_request import CompletionRequest, Prompt
-from flowspec.serve.documents import fingerprint_of
-from flowspec.serve.metrics import Metrics
+from flowspec.serve.documents import Model
+from flowspec.serve.metrics import Metrics, Totals
 from flowspec.serve.other_fields import HARMLESS
-from flowspec.serve.refusals import STOPPING, ApiError, unavailable
+from flowspec.serve.refusals import STOPPING, ApiError, invalid, unavailable
 from flowspec.serve.request_queue import RequestQueue
 from flowspec.serve.template_variables import forbids_thoughts
 from flowspec.serve.tools import ToolUse
-from flowspec.serve.totals import Totals
 from flowspec.version import __version__
 
 log = logging.getLogger("flowspec.serve")
@@ -93,7 +93,7 @@ class Service:
         self.created = int(time.time())
         self.gate = RequestQueue(options.parallel, options.queue)
         self.metrics = Metrics(self.model, session.head, self.gate, totals)
-        self.dispatcher = AnswerDispatcher(llm, self.gate, self.metrics.answered, self.metrics.failed)
+        self._open: set[Answers] = set()
         self.stopping = asyncio.Event()
         assert llm.tokenizer is not None
         self._llm = llm
@@ -114,9 +114,7 @@ class Service:
     async def questions(self, wanted: CompletionRequest) -> list[Question]:
         """The answers that a request wants: all choices of its first prompt, then those of the next. Raises
         `ApiError`."""
-        if wanted.model not in (None, self.model):
-            message = f"the model {wanted.model!r:.120} does not exist here; this server has {self.model!r}"
-            raise ApiError(404, message, "model", "model_not_found")
+        self.check_name(wanted.model or self.model)
         self._name(wanted.unheeded)
         found = []
         gone = threading.Event()
@@ -144,10 +142,19 @@ class Service:
         """Reads a request, in a thread: what takes long where it is long."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    async def ask(self, questions: list[Question], asked_s: float) -> Answers:
+    def ask(self, questions: list[Question], asked_s: float) -> Answers:
         """Has them answered; raises `ApiError` where the server cannot now."""
         self.check_alive()
-        return await self.dispatcher.ask(questions, asked_s)
+        answers = Answers(self._llm, self.gate, self.metrics, questions, asked_s)
+        self._open.add(answers)
+        answers.task.add_done_callback(lambda _: self._open.discard(answers))
+        return answers
+
+    def check_name(self, name: str) -> None:
+        """Raises `ApiError` for another model than the one that is served."""
+        if name != self.model:
+            message = f"the model {name!r:.120} does not exist here; this server has {self.model!r}"
+            raise ApiError(404, message, "model", "model_not_found")
 
     def check_alive(self) -> None:
         """Raises `ApiError` when nothing can be answered any more."""
@@ -156,16 +163,19 @@ class Service:
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
-    async def echoed(self, wanted: CompletionRequest, questions: Sequence[Question]) -> list[str]:
-        """The text that each answer begins with, in the order of `questions`: the prompt's, or nothing."""
-        if not wanted.echoes:
-            return [""] * len(questions)
-        texts = [
-            prompt if isinstance(prompt, str) else await self.reading(partial(self._tokenizer.decode, prompt))
-            for prompt in wanted.prompts
-            if not isinstance(prompt, list)
-        ]
-        return [text for text in texts for _ in range(wanted.count)]
+    async def choices(self, wanted: CompletionRequest, questions: Sequence[Question]) -> list[Choice]:
+        """The choices, of which nothing is there yet but the prompt's text where that is echoed."""
+        found, echoed = [], ""
+        for place, question in enumerate(questions):
+            prompt = wanted.prompts[place // wanted.count]
+            if wanted.echoes and isinstance(prompt, str):
+                echoed = prompt
+            elif wanted.echoes and isinstance(prompt, tuple) and place % wanted.count == 0:
+                echoed = await self.reading(partial(self._tokenizer.decode, prompt))
+            calls = None if question.form is None else question.form.calls
+            new_id = partial(new_call_id, 0 if calls is None else calls.id_chars)
+            found.append(Choice(place, place // wanted.count, new_id, echoed))
+        return found
 
     def _asked(self, prompt: Prompt, wanted: CompletionRequest, bound: Bound) -> list[Question]:
         """All choices of a prompt."""
@@ -187,12 +197,7 @@ class Service:
             ) from None
         size = self.session.spec.vocabulary
         if wrong := [token for token in prompt if token >= size]:
-            raise ApiError(
-                400,
-                f"prompt: expected token ids from 0 to {size - 1}, got {wrong[0]}",
-                "prompt",
-                "invalid_value",
-            )
+            raise invalid("prompt", f"token ids from 0 to {size - 1}", wrong[0])
         return prompt, None, None
 
     def _encode_chat(
@@ -276,12 +281,7 @@ class Service:
         biased = [token for token, _ in sampling.logit_bias]
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", wanted.params.stop_token_ids)):
             if wrong := [token for token in tokens if token >= size]:
-                raise ApiError(
-                    400,
-                    f"{name}: expected token ids from 0 to {size - 1}, got {wrong[0]}",
-                    name,
-                    "invalid_value",
-                )
+                raise invalid(name, f"token ids from 0 to {size - 1}", wrong[0])
         return [
             replace(question, sampling=structs.replace(sampling, seed=sampling.seed + place))
             for place in range(wanted.count)
@@ -306,10 +306,17 @@ class Service:
         self.stopping.set()
         self.gate.close(unavailable(STOPPING))
 
-    async def close(self) -> None:
+    def cancel_all(self) -> None:
         """Ends all answers."""
+        for answers in self._open:
+            answers.cancel()
+
+    async def close(self) -> None:
+        """Ends all answers, and waits until they are over."""
         self.stop()
-        await self.dispatcher.close()
+        self.cancel_all()
+        while self._open:
+            await asyncio.wait([answers.task for answers in self._open])
         for threads in (self._readers, self._short, self._long):
             threads.shutdown(cancel_futures=True)
 
@@ -354,14 +361,6 @@ class Service:
             "notes": list(self.totals.notes),
         }
 
-    def models(self) -> list[dict[str, Any]]:
+    def listing(self) -> Model:
         """The one model, as the API lists it."""
-        return [
-            {
-                "id": self.model,
-                "object": "model",
-                "created": self.created,
-                "owned_by": "flowspec",
-                "context_length": self.context,
-            }
-        ]
+        return Model(id=self.model, created=self.created, context_length=self.context)

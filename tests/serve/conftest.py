@@ -10,7 +10,7 @@ from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Session
-from flowspec.serve.totals import Totals
+from flowspec.serve.metrics import Totals
 from lab.plain_model import PlainModel
 from tests.serve.servers import Running, running
 

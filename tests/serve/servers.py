@@ -15,10 +15,10 @@ from starlette.routing import BaseRoute
 
 from flowspec.errors import FlowSpecError
 from flowspec.llm import LLM
-from flowspec.serve.app import AccessRules
+from flowspec.serve.guard import AccessRules
+from flowspec.serve.metrics import Totals
 from flowspec.serve.server import Stop, bind, serve, url_of
 from flowspec.serve.service import Service, ServiceOptions
-from flowspec.serve.totals import Totals
 from tests.runtime.clusters import wait_until
 
 MODEL = "bundled"

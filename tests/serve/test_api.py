@@ -17,8 +17,7 @@ from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.text import Tokenizer
 from flowspec.runtime.session import Limits, Session
-from flowspec.serve.app import AccessRules
-from flowspec.serve.guard import BODY_BYTES_MAX
+from flowspec.serve.guard import BODY_BYTES_MAX, AccessRules
 from flowspec.serve.service import ServiceOptions
 from lab.plain_model import PlainModel
 from tests.runtime.clusters import wait_until

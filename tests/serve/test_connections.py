@@ -24,8 +24,7 @@ from starlette.routing import Route
 from flowspec.errors import InputError
 from flowspec.llm import LLM
 from flowspec.model.text import Bound, Tokenizer
-from flowspec.serve.app import AccessRules
-from flowspec.serve.guard import HEADER_BYTES_MAX, Guard, read_keys
+from flowspec.serve.guard import HEADER_BYTES_MAX, AccessRules, Guard, read_keys
 from tests.runtime.clusters import wait_until
 from tests.serve.servers import MODEL, Running, running
 
@@ -185,7 +184,9 @@ KEY = {"Authorization": "Bearer sesame-1"}
 
 def asked(path: str, keys: tuple[bytes, ...], headers: Mapping[str, str]) -> httpx.Response:
     """What a request gets."""
-    app = Guard(PlainTextResponse("in"), keys=keys, names=("127.0.0.1",), origins=("http://page:3000",))
+    app = Guard(
+        PlainTextResponse("in"), AccessRules(keys=keys, names=("127.0.0.1",), origins=("http://page:3000",))
+    )
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(app=app)

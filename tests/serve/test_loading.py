@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from flowspec.serve.app import AccessRules
+from flowspec.serve.guard import AccessRules
 from flowspec.serve.loading import RETRY_S, Loading, loading_server
 from flowspec.serve.page import PATHS
 from flowspec.serve.server import bind

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from flowspec.errors import ClusterError, InputError
@@ -19,7 +20,7 @@ from flowspec.model.reply.bound import Wanted
 from flowspec.model.reply.parts import Part, Tool
 from flowspec.model.text import Recommended
 from flowspec.runtime.sampling_params import SamplingParams
-from flowspec.serve.calls import CallDeltas
+from flowspec.serve.completion_form import Choice
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.fields import parse
 from flowspec.serve.other_fields import HARMLESS, NEUTRAL
@@ -57,7 +58,7 @@ def refusal(read: Callable[..., CompletionRequest], **fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         read(**fields)
     found = caught.value
-    assert (found.status, found.document["error"]["type"]) == (400, "invalid_request_error")
+    assert (found.status, found.document["error"].type) == (400, "invalid_request_error")
     assert "\n" not in found.message
     assert len(found.message) < 600
     assert found.param is None or found.message.startswith(found.param) or repr(found.param) in found.message
@@ -139,7 +140,12 @@ def test_numbers_beyond_all_bounds_are_refused_by_name() -> None:
 def test_errors_have_the_form_of_the_api() -> None:
     found = busy(7)
     assert (found.status, found.headers["Retry-After"]) == (429, "7")
-    assert set(json.loads(json.dumps(found.document))["error"]) == {"message", "type", "param", "code"}
+    assert set(json.loads(msgspec.json.encode(found.document))["error"]) == {
+        "message",
+        "type",
+        "param",
+        "code",
+    }
     assert [of_error(InputError("x")).status, of_error(ClusterError("x")).status] == [400, 503]
 
 
@@ -469,13 +475,17 @@ def test_variables_are_given_to_templates_that_look_at_them(
 
 def test_a_chunk_has_one_entry_for_each_call() -> None:
     ids = iter("abc")
-    calls = CallDeltas(lambda: next(ids))
-    assert calls.add([Part("content", "x"), Part("name", "f")]) == [
+    choice = Choice(new_id=lambda: next(ids))
+
+    def told(*parts: Part) -> Any:
+        return msgspec.to_builtins(choice.calls_in(parts))
+
+    assert told(Part("content", "x"), Part("name", "f")) == [
         {"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}
     ]
     parts = [Part("arguments", '{"a":'), Part("arguments", "1}"), Part("end"), Part("name", "g")]
-    assert calls.add([*parts, Part("arguments", "{}")]) == [
+    assert told(*parts, Part("arguments", "{}")) == [
         {"index": 0, "function": {"arguments": '{"a":1}'}},
         {"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
     ]
-    assert json.dumps(calls.add([Part("thought", "x"), Part("end")])) == "[]"
+    assert told(Part("thought", "x"), Part("end")) == []

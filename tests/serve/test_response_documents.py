@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,17 +23,14 @@ from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.answer import Answer, Piece
 from flowspec.runtime.token_log import TokenLog
 from flowspec.runtime.token_stream import Timing
-from flowspec.serve import sse
-from flowspec.serve.calls import CallDeltas
-from flowspec.serve.documents import Choice, Usage, fingerprint_of, usage_of
+from flowspec.serve.completion_form import Choice, fingerprint_of, token_name, usage_of
+from flowspec.serve.documents import frame
+from flowspec.serve.metrics import Totals
 from flowspec.serve.refusals import ApiError
-from flowspec.serve.responses.form import ResponseForm
+from flowspec.serve.responses.form import ResponseForm, page_of
 from flowspec.serve.responses.items import messages_of
-from flowspec.serve.responses.pages import page_of
 from flowspec.serve.responses.request import ResponseRequest, response_wanted
 from flowspec.serve.responses.store import Kept, ResponseStore
-from flowspec.serve.tokens import name_of as token_name
-from flowspec.serve.totals import Totals
 
 
 def read(store: ResponseStore | None = None, /, **fields: Any) -> ResponseRequest:
@@ -41,7 +39,7 @@ def read(store: ResponseStore | None = None, /, **fields: Any) -> ResponseReques
 
 def test_items_that_are_kept_may_be_referred_to() -> None:
     store = ResponseStore()
-    first = form(read(store), store).whole([choice(["b"])], Usage(1, 1, 0))
+    first = whole(read(store), store, choice(["b"]))
     (item,) = first["output"]
     user = {"role": "user", "content": "c"}
     sent = read(store, input=[item, user])
@@ -75,7 +73,7 @@ def test_tools_and_log_probabilities_do_not_count_again_in_each_turn() -> None:
     previous: str | None = None
     for _ in range(12):
         wanted = read(store, tools=tools, tool_choice="none", previous_response_id=previous)
-        previous = str(form(wanted, store).whole([choice(["ok"])], Usage(1, 1, 0))["id"])
+        previous = str(whole(wanted, store, choice(["ok"]))["id"])
     found = store.find(previous or "")
     assert found is not None
     assert len(found.input) < 12 * 600
@@ -183,7 +181,7 @@ def test_a_dialogue_that_goes_on_counts_whole() -> None:
     store = ResponseStore()
     first = read(store, input="a" * 1000)
     assert 1000 < len(first.items) < 2000
-    form(first, store).whole([choice(["b" * 500])], Usage(1, 1, 0))
+    whole(first, store, choice(["b" * 500]))
     (name,) = store._kept
     second = read(store, previous_response_id=name, input="c")
     assert len(second.items) > len(first.items) + 500
@@ -197,7 +195,7 @@ def choice(texts: list[str], reason: str = "stop") -> Choice:
 
 
 def heard(events: list[Any]) -> Choice:
-    found = Choice(0)
+    found = Choice()
     for event in events:
         found.add(event)
     return found
@@ -213,10 +211,15 @@ def form(wanted: ResponseRequest, store: ResponseStore) -> ResponseForm:
     return ResponseForm("m", wanted, Sampling(), store.keep)
 
 
+def whole(wanted: ResponseRequest, store: ResponseStore, choice: Choice) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(form(wanted, store).whole([choice]))
+    return found
+
+
 def events(stream: bytes) -> list[dict[str, Any]]:
     found = []
-    for frame in stream.decode().strip("\n").split("\n\n"):
-        name, data = frame.split("\n")
+    for event in stream.decode().strip("\n").split("\n\n"):
+        name, data = event.split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
     return found
@@ -238,21 +241,22 @@ def test_thoughts_text_and_calls_are_an_item_each(
 ) -> None:
     store = ResponseStore()
     streamed = form(read(store), store)
-    deltas = CallDeltas()
+    choice = Choice()
     parts = [Piece(text="", parts=(Part("thought", text),)) for text in thoughts]
     parts += [Piece(text=text) for text in texts]
     for name, arguments in calls:
         parts.append(Piece(text="", parts=(Part("name", name),)))
         parts += [Piece(text="", parts=(Part("arguments", text),)) for text in arguments]
-    frames = [streamed.opening([])]
-    frames += [streamed.said(0, piece, deltas.add(piece.parts)) for piece in parts]
+    frames = [streamed.begin([choice])]
+    frames += [streamed.say(choice, piece) for piece in parts]
     ended = replace(
         answer(reason),
         thoughts="".join(thoughts),
+        thought_tokens=1,
         calls=tuple(ToolCall(name, "".join(arguments)) for name, arguments in calls),
     )
-    usage = Usage(3, 2, 1, 1)
-    frames += [streamed.over(0, ended), streamed.closing([], usage)]
+    choice.add(ended)
+    frames += [streamed.end(choice), streamed.finish([choice])]
     found = events(b"".join(frames))
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert found[-1]["type"] == ("response.completed" if reason == "stop" else "response.incomplete")
@@ -283,16 +287,16 @@ def test_thoughts_text_and_calls_are_an_item_each(
         said = "".join(each["delta"] for each in told if each["type"].endswith(".delta"))
         assert said == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
 
-    whole = form(read(store), store).whole([heard([*parts, ended])], usage)
+    at_once = whole(read(store), store, heard([*parts, ended]))
     changing = ("id", "created_at", "completed_at", "output")
-    assert {**last, **dict.fromkeys(changing)} == {**whole, **dict.fromkeys(changing)}
+    assert {**last, **dict.fromkeys(changing)} == {**at_once, **dict.fromkeys(changing)}
     ids = ("id", "call_id")
-    assert [{**item, **dict.fromkeys(ids)} for item in whole["output"]] == [
+    assert [{**item, **dict.fromkeys(ids)} for item in at_once["output"]] == [
         {**item, **dict.fromkeys(ids)} for item in output
     ]
     kept_one = store.find(last["id"])
     assert kept_one is not None
-    assert kept_one.response == last
+    assert json.loads(kept_one.document) == last
     items = [{"role": "user", "content": "hello"}, *output]
     given_back = [message for message, _ in messages_of(items)]
     kept_dialogue = [message for message, _ in messages_of(kept_one.items)]
@@ -303,12 +307,13 @@ def test_thoughts_text_and_calls_are_an_item_each(
 def test_what_fails_ends_with_why_and_is_not_kept_nor_is_what_is_not_to_be() -> None:
     store = ResponseStore()
     failing = form(read(store), store)
-    stream = failing.opening([]) + failing.said(0, Piece(text="a")) + failing.failed(ApiError(503, "lost"))
+    one = Choice()
+    stream = failing.begin([one]) + failing.say(one, Piece(text="a")) + failing.fail(ApiError(503, "lost"))
     last = events(stream)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"] == {"code": "server_error", "message": "lost"}
     assert store.find(last["response"]["id"]) is None
-    found = form(read(store, store=False), store).whole([choice(["a"])], Usage(1, 1, 0))
+    found = whole(read(store, store=False), store, choice(["a"]))
     assert (found["store"], store.find(found["id"])) == (False, None)
 
 
@@ -317,12 +322,12 @@ def test_text_behind_a_call_comes_in_the_same_order_at_once_and_streamed() -> No
     call = (Part("name", "f"), Part("arguments", "{}"), Part("end"))
     pieces = [Piece(text="", parts=call), Piece(text="Checking."), Piece(text="", parts=call)]
     ended = replace(answer(), calls=(ToolCall("f", "{}"), ToolCall("f", "{}")))
-    whole = form(read(store), store).whole([heard([*pieces, ended])], Usage(1, 1, 0))
-    streamed, deltas = form(read(store), store), CallDeltas()
-    frames = [streamed.said(0, piece, deltas.add(piece.parts)) for piece in pieces]
-    frames += [streamed.over(0, ended), streamed.closing([], Usage(1, 1, 0))]
+    at_once = whole(read(store), store, heard([*pieces, ended]))
+    streamed, choice = form(read(store), store), heard([ended])
+    frames = [streamed.say(choice, piece) for piece in pieces]
+    frames += [streamed.end(choice), streamed.finish([choice])]
     output = events(b"".join(frames))[-1]["response"]["output"]
-    for found in (whole["output"], output):
+    for found in (at_once["output"], output):
         assert [item["type"] for item in found] == ["function_call", "message", "function_call"]
 
 
@@ -343,10 +348,10 @@ def test_instructions_and_a_system_message_are_one(role: str) -> None:
 
 def page(items: list[dict[str, Any]], **query: str) -> tuple[list[str], bool]:
     found = page_of(items, list(query.items()))
-    names = [item["id"] for item in found["data"]]
+    names = [item["id"] for item in found.data]
     ends = (names[0], names[-1]) if names else (None, None)
-    assert (found["object"], found["first_id"], found["last_id"]) == ("list", *ends)
-    return names, found["has_more"]
+    assert (found.object, found.first_id, found.last_id) == ("list", *ends)
+    return names, found.has_more
 
 
 def test_items_are_listed_page_by_page() -> None:
@@ -368,7 +373,7 @@ def test_items_are_listed_page_by_page() -> None:
 
 def test_the_input_of_a_response_is_its_whole_dialogue() -> None:
     store = ResponseStore()
-    first = form(read(store, input="a", instructions="i"), store).whole([choice(["b"])], Usage(1, 1, 0))
+    first = whole(read(store, input="a", instructions="i"), store, choice(["b"]))
     sent = [
         {"role": "developer", "content": [{"type": "input_text", "text": "c"}]},
         {"role": "assistant", "content": "d"},
@@ -376,7 +381,7 @@ def test_the_input_of_a_response_is_its_whole_dialogue() -> None:
     ]
     wanted = read(store, input=sent, previous_response_id=first["id"], store=True)
     assert store.forget(first["id"])
-    second = form(wanted, store).whole([choice(["e"])], Usage(1, 1, 0))
+    second = whole(wanted, store, choice(["e"]))
     found = store.find(second["id"])
     assert found is not None
     texts = [
@@ -417,19 +422,19 @@ def answer_of(reused: int = 0) -> Answer:
 
 
 def test_an_event_is_one_line_whatever_is_in_it() -> None:
-    frame = sse.data({"text": "a\n\nb\r\u2028 ü \ud800"})
-    assert frame.startswith(b"data: {")
-    assert frame.endswith(b"}\n\n")
-    assert frame.count(b"\n") == 2
-    assert json.loads(frame[6:].decode("utf-8", "surrogatepass"))["text"] == "a\n\nb\r\u2028 ü \ud800"
+    event = frame({"text": "a\n\nb\r\u2028 ü"})
+    assert event.startswith(b"data: {")
+    assert event.endswith(b"}\n\n")
+    assert event.count(b"\n") == 2
+    assert json.loads(event[6:])["text"] == "a\n\nb\r\u2028 ü"
 
 
 def test_a_prompt_counts_once_and_its_choices_each() -> None:
-    choices = [Choice(0), Choice(0), Choice(1), Choice(1)]
+    choices = [Choice(prompt=prompt) for prompt in (0, 0, 1, 1)]
     for choice, reused in zip(choices, (5, 0, 2, 2), strict=True):
         choice.add(Piece(text="x"))
-        choice.add(answer_of(reused))
-    assert usage_of([10, 20], choices).document == {
+        choice.add(replace(answer_of(reused), prompt_tokens=10 + 10 * choice.prompt))
+    assert msgspec.to_builtins(usage_of(choices)) == {
         "prompt_tokens": 30,
         "completion_tokens": 12,
         "total_tokens": 42,

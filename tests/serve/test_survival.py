@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from flowspec.llm import LLM
+from flowspec.serve.metrics import Totals
 from flowspec.serve.service import ServiceOptions
-from flowspec.serve.totals import Totals
 from tests.runtime.clusters import wait_until
 from tests.serve.servers import ENDLESS, MODEL, STORY, Running, running
 
@@ -134,7 +134,7 @@ def test_a_mistake_of_ours_is_logged_and_takes_no_place(
         assert server.count('flowspec_answers_total{reason="error"}') == before + 1
         assert client.completions.create(model=MODEL, prompt="a", max_tokens=2).usage.completion_tokens == 2
     assert "ZeroDivisionError" in caplog.text
-    monkeypatch.setattr(server.service, "models", lambda: 1 // 0)
+    monkeypatch.setattr(server.service, "listing", lambda: 1 // 0)
     assert httpx.get(f"{server.url}/models").status_code == 500
     # once the response is whole, which the client may know before
     told = 'flowspec_requests_total{route="/v1/models",status="500"} 1.0'

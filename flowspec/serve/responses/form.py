@@ -1,46 +1,35 @@
-"""An answer as the Responses API's documents: a response whole, or as typed events that build it up."""
+"""An answer as the Responses API's documents: a response whole, or as typed events that build it up; and the
+items that it answers, page by page."""
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.runtime.answer import Answer, Piece
-from flowspec.runtime.token_log import TokenLogprob
-from flowspec.serve import sse
-from flowspec.serve.calls import CallDeltas, thoughts_in
-from flowspec.serve.documents import Choice, Usage
-from flowspec.serve.fields import json_of
-from flowspec.serve.refusals import ApiError
-from flowspec.serve.responses.items import new_id
-from flowspec.serve.responses.request import ResponseRequest
+from flowspec.runtime.answer import Piece
+from flowspec.serve import documents as api
+from flowspec.serve.completion_form import Choice, logprobs_of, thoughts_in, usage_of
+from flowspec.serve.refusals import ApiError, invalid
+from flowspec.serve.responses.items import Item, new_id
+from flowspec.serve.responses.request import INCLUDABLE, ResponseRequest
 from flowspec.serve.responses.store import Kept
-from flowspec.serve.tokens import chat_logprobs
+from flowspec.validation import Document, Misfit, fit
 
-Keep = Callable[[str, Kept], None]
-
-
-@dataclass(slots=True)
-class _Item:
-    """One item of a response's output, at its `place` there, as far as it has come: a message, thoughts, or a
-    call of the function `name`."""
-
-    kind: str
-    place: int
-    id: str
-    call_id: str = ""
-    name: str = ""
-    texts: list[str] = field(default_factory=list)
-    entries: list[TokenLogprob] = field(default_factory=list)
-    status: str = "in_progress"
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
+Kind = Literal["message", "reasoning", "function_call"]
+_TEXTS: dict[Kind, Any] = {
+    "message": "output_text",
+    "reasoning": "reasoning_text",
+    "function_call": "function_call_arguments",
+}
+"""What the text of an item is called by kind."""
+_INCLUDED = f"some of {', '.join(INCLUDABLE)}"
 
 
 class ResponseForm:
@@ -50,218 +39,193 @@ class ResponseForm:
     at once is made of the same events, which nobody hears. Space beside calls is no message.
     """
 
-    def __init__(self, model: str, wanted: ResponseRequest, sampling: Sampling, keep: Keep) -> None:
+    def __init__(
+        self, model: str, wanted: ResponseRequest, sampling: Sampling, keep: Callable[[str, Kept], None]
+    ) -> None:
         self._wanted = wanted
         self._keep = keep
-        self._id = f"resp_{secrets.token_hex(24)}"
-        self._items: list[_Item] = []
-        self._calls: dict[int, _Item] = {}
+        self._items: list[api.OutputItem] = []
+        self._open: dict[Kind, api.OutputItem] = {}
+        """Those that go on, of each kind one at most, whose texts so far are in `_texts`."""
+        self._texts: dict[Kind, list[str]] = {}
+        self._logprobs: list[api.Logprob] = []
         self._held = Piece(text="")
         """Of the message that has not begun: space, and log-probabilities."""
+        self._frames: list[bytes] = []
         self._count = 0
-        self._is_cut = False
-        self._has_logprobs = wanted.params.logprobs is not None
-        self._head: dict[str, Any] = {
-            "id": self._id,
-            "object": "response",
-            "created_at": int(time.time()),
-            "model": model,
-            "background": False,
-            "service_tier": "default",
-            "truncation": "disabled",
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
+        self._response = api.Response(
+            id=f"resp_{secrets.token_hex(24)}",
+            created_at=int(time.time()),
+            model=model,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             **wanted.said,
-        }
-
-    # --------------------------------------------------------------------------------------------- whole
-
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> dict[str, Any]:
-        """The response when it is over; from now on it is kept."""
-        (choice,) = choices
-        assert choice.answer is not None
-        calls = CallDeltas(choice.new_id)
-        for piece in choice.pieces:
-            self.said(0, piece, calls.add(piece.parts))
-        self.over(0, choice.answer)
-        return self._finished(usage)
-
-    def _finished(self, usage: Usage) -> dict[str, Any]:
-        is_cut = self._is_cut
-        document = {
-            **self._response("incomplete" if is_cut else "completed"),
-            "completed_at": None if is_cut else int(time.time()),
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-            "output": [self._document(item) for item in self._items],
-            "usage": _usage(usage),
-        }
-        if self._wanted.is_kept:
-            ids = tuple(item.id for item in self._items)
-            self._keep(self._id, Kept(json_of(document), self._wanted.items, ids))
-        return document
-
-    def _response(self, status: str) -> dict[str, Any]:
-        """What it is before anything is said."""
-        return {
-            **self._head,
-            "status": status,
-            "completed_at": None,
-            "error": None,
-            "incomplete_details": None,
-            "output": [],
-            "usage": None,
-        }
-
-    def _document(self, item: _Item) -> dict[str, Any]:
-        said: dict[str, Any]
-        if item.kind == "function_call":
-            said = {"call_id": item.call_id, "name": item.name, "arguments": item.text}
-        elif item.kind == "reasoning":
-            said = {"summary": [], "content": [{"type": "reasoning_text", "text": item.text}]}
-        else:
-            said = {"role": "assistant", "content": [self._part(item.text, item.entries)]}
-        return {"id": item.id, "type": item.kind, "status": item.status, **said}
-
-    def _part(self, text: str, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs(entries)}
-
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        return chat_logprobs(entries)["content"] if self._has_logprobs else []
-
-    # -------------------------------------------------------------------------------------------- events
-
-    def opening(self, choices: Sequence[Choice]) -> bytes:
-        """What a stream begins with."""
-        return self._event("response.created", response=self._response("in_progress")) + self._event(
-            "response.in_progress", response=self._response("in_progress")
         )
 
-    def said(self, index: int, piece: Piece, calls: Sequence[dict[str, Any]] = ()) -> bytes:
-        """What came: thoughts, text, and of calls what a chat's `tool_calls` have."""
-        frames = [self._think(thoughts_in(piece.parts)), self._say(piece.text, piece.logprobs)]
-        return b"".join((*frames, *(self._call(entry) for entry in calls)))
+    def whole(self, choices: Sequence[Choice]) -> bytes:
+        """The response when it is over; from now on it is kept."""
+        (choice,) = choices
+        for piece in choice.pieces:
+            self.say(choice, piece)
+        self.end(choice)
+        return self._finished(choice)
 
-    def over(self, index: int, answer: Answer) -> bytes:
-        """The end of all that is still open; an answer without calls has a message, if an empty one."""
-        self._is_cut = answer.finish_reason == "length"
-        begun = b"" if self._calls else self._speak()
-        status = "incomplete" if self._is_cut else "completed"
-        return begun + b"".join(self._close(item, status) for item in self._items)
+    def begin(self, choices: Sequence[Choice]) -> bytes:
+        """What a stream begins with."""
+        self._tell("response.created", response=self._response)
+        self._tell("response.in_progress", response=self._response)
+        return self._told()
 
-    def closing(self, choices: Sequence[Choice], usage: Usage) -> bytes:
-        """The whole response, behind all else."""
-        document = self._finished(usage)
-        return self._event(f"response.{document['status']}", response=document)
-
-    def failed(self, error: ApiError) -> bytes:
-        """The end of a response that cannot go on."""
-        told = {"code": "server_error", "message": error.message}
-        return self._event("response.failed", response={**self._response("failed"), "error": told})
-
-    def _think(self, text: str) -> bytes:
-        if not text:
-            return b""
-        item, begun = self._open("reasoning")
-        item.texts.append(text)
-        return begun + self._item_event("response.reasoning_text.delta", item, content_index=0, delta=text)
-
-    def _say(self, text: str, entries: Sequence[TokenLogprob]) -> bytes:
+    def say(self, choice: Choice, piece: Piece) -> bytes:
+        """What came: thoughts, text, and calls."""
+        if thoughts := thoughts_in(piece.parts):
+            if "reasoning" not in self._open:
+                self._add("reasoning", summary=[], content=[])
+            self._extend("reasoning", thoughts)
         held = self._held
-        self._held = Piece(text=held.text + text, logprobs=(*held.logprobs, *entries))
-        return self._speak() if self._is_speaking or text.strip() else b""
+        self._held = Piece(text=held.text + piece.text, logprobs=(*held.logprobs, *piece.logprobs))
+        if "message" in self._open or piece.text.strip():
+            self._speak()
+        for call in choice.calls_in(piece.parts):
+            if call.id:
+                self._close("reasoning")
+                self._close("function_call")
+                self._add("function_call", call_id=call.id, name=call.function.name, arguments="")
+            if call.function.arguments:
+                self._extend("function_call", call.function.arguments)
+        return self._told()
 
-    @property
-    def _is_speaking(self) -> bool:
-        return any(item.kind == "message" for item in self._items)
+    def end(self, choice: Choice) -> bytes:
+        """The end of all that is still open; an answer without calls has a message, if an empty one."""
+        if "function_call" not in self._open:
+            self._speak()
+        self._response.status = "incomplete" if choice.answer.finish_reason == "length" else "completed"
+        for kind in list(self._open):
+            self._close(kind, self._response.status)
+        return self._told()
 
-    def _speak(self) -> bytes:
-        """What is held of the message, which begins here if it has not."""
-        said, self._held = self._held, Piece(text="")
-        frames = []
-        if not self._is_speaking:
-            frames.append(self._close_thoughts())
-            item, begun = self._open("message")
-            part = self._part("", ())
-            frames += [
-                begun,
-                self._item_event("response.content_part.added", item, content_index=0, part=part),
-            ]
-        if said.text or said.logprobs:
-            item, _ = self._open("message")
-            item.texts.append(said.text)
-            item.entries += said.logprobs
-            told = {"delta": said.text, "logprobs": self._logprobs(said.logprobs)}
-            frames.append(self._item_event("response.output_text.delta", item, content_index=0, **told))
+    def finish(self, choices: Sequence[Choice]) -> bytes:
+        """The whole response, behind all else."""
+        document = self._finished(*choices)
+        self._tell(f"response.{self._response.status}", response=Raw(document))
+        return self._told()
+
+    def fail(self, error: ApiError) -> bytes:
+        """The end of a response that cannot go on."""
+        self._response.status = "failed"
+        self._response.error = {"code": "server_error", "message": error.message}
+        self._tell("response.failed", response=self._response)
+        return self._told()
+
+    def _finished(self, choice: Choice) -> bytes:
+        found, usage = self._response, usage_of([choice])
+        if found.status == "completed":
+            found.completed_at = int(time.time())
+        else:
+            found.incomplete_details = {"reason": "max_output_tokens"}
+        found.output = self._items
+        found.usage = api.ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details={**usage.prompt_tokens_details, "cache_write_tokens": 0},
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=usage.completion_tokens_details,
+            total_tokens=usage.total_tokens,
+        )
+        document = msgspec.json.encode(found)
+        if self._wanted.is_kept:
+            ids = tuple(item.id for item in self._items)
+            self._keep(found.id, Kept(document, self._wanted.items, ids))
+        return document
+
+    def _speak(self) -> None:
+        """Tells what is held of the message, which begins here if it has not."""
+        held, self._held = self._held, Piece(text="")
+        if "message" not in self._open:
+            self._close("reasoning")
+            self._add("message", role="assistant", content=[])
+            part = api.Part("output_text", "", [], [])
+            self._tell("response.content_part.added", "message", part=part)
+        if held.text or held.logprobs:
+            logprobs = logprobs_of(held.logprobs)
+            self._logprobs += logprobs
+            self._extend("message", held.text, logprobs=logprobs)
+
+    def _add(self, kind: Kind, **fields: Any) -> None:
+        """Begins an item."""
+        item = api.OutputItem(id=new_id(kind), type=kind, **fields)
+        self._items.append(item)
+        self._open[kind], self._texts[kind] = item, []
+        self._tell("response.output_item.added", output_index=len(self._items) - 1, item=item)
+
+    def _extend(self, kind: Kind, text: str, **more: Any) -> None:
+        self._texts[kind].append(text)
+        self._tell(f"response.{_TEXTS[kind]}.delta", kind, delta=text, **more)
+
+    def _close(self, kind: Kind, status: api.Status = "completed") -> None:
+        """The end of the item of this kind that goes on, if one does."""
+        if (item := self._open.get(kind)) is None:
+            return
+        item.status, text = status, "".join(self._texts[kind])
+        done = f"response.{_TEXTS[kind]}.done"
+        if kind == "function_call":
+            item.arguments = text
+            self._tell(done, kind, name=item.name, arguments=text)
+        else:
+            own = ([], self._logprobs) if kind == "message" else ()
+            part = api.Part(_TEXTS[kind], text, *own)
+            item.content = [part]
+            self._tell(done, kind, text=text, logprobs=part.logprobs)
+            if kind == "message":
+                self._tell("response.content_part.done", kind, part=part)
+        self._tell("response.output_item.done", output_index=self._items.index(item), item=item)
+        del self._open[kind]
+
+    def _tell(self, name: str, of: Kind | None = None, /, **fields: Any) -> None:
+        """Tells the stream an event, `of` the item of this kind that goes on."""
+        if of is not None:
+            item = self._open[of]
+            fields |= {"item_id": item.id, "output_index": self._items.index(item)}
+            fields |= {} if of == "function_call" else {"content_index": 0}
+        event = api.Event(type=name, sequence_number=self._count, **fields)
+        self._frames.append(api.frame(event, name))
+        self._count += 1
+
+    def _told(self) -> bytes:
+        """What the stream was told since."""
+        frames, self._frames = self._frames, []
         return b"".join(frames)
 
-    def _call(self, entry: dict[str, Any]) -> bytes:
-        """A part of a call: its first has an id and a name."""
-        function, closed, begun = entry["function"], b"", b""
-        if entry["index"] not in self._calls:
-            closed = self._close_thoughts() + b"".join(
-                self._close(item, "completed") for item in self._calls.values()
-            )
-            item, begun = self._open("function_call", call_id=entry["id"], name=function["name"])
-            self._calls[entry["index"]] = item
-        item, arguments = self._calls[entry["index"]], function["arguments"]
-        if not arguments:
-            return closed + begun
-        item.texts.append(arguments)
-        delta = self._item_event("response.function_call_arguments.delta", item, delta=arguments)
-        return closed + begun + delta
 
-    def _open(self, kind: str, *, call_id: str = "", name: str = "") -> tuple[_Item, bytes]:
-        """The item of this kind, thoughts or the message, if it is there and goes on; else a new one, and the
-        event that it has begun."""
-        for item in self._items:
-            if item.kind == kind != "function_call" and item.status == "in_progress":
-                return item, b""
-        item = _Item(kind, len(self._items), new_id(kind), call_id, name)
-        self._items.append(item)
-        document = self._document(item)
-        if "content" in document:
-            document["content"] = []
-        return item, self._event("response.output_item.added", output_index=item.place, item=document)
+class _Query(Document, frozen=True, kw_only=True):
+    """What may be asked of a list of items."""
 
-    def _close_thoughts(self) -> bytes:
-        return b"".join(self._close(item, "completed") for item in self._items if item.kind == "reasoning")
-
-    def _close(self, item: _Item, status: str) -> bytes:
-        """The end of an item; nothing where that was told."""
-        if item.status != "in_progress":
-            return b""
-        item.status = status
-        document = self._document(item)
-        if item.kind == "function_call":
-            ended = self._item_event(
-                "response.function_call_arguments.done", item, name=item.name, arguments=item.text
-            )
-        elif item.kind == "reasoning":
-            ended = self._item_event("response.reasoning_text.done", item, content_index=0, text=item.text)
-        else:
-            (part,) = document["content"]
-            ended = self._item_event(
-                "response.output_text.done",
-                item,
-                content_index=0,
-                text=item.text,
-                logprobs=part["logprobs"],
-            ) + self._item_event("response.content_part.done", item, content_index=0, part=part)
-        return ended + self._event("response.output_item.done", output_index=item.place, item=document)
-
-    def _item_event(self, kind: str, item: _Item, /, **fields: Any) -> bytes:
-        return self._event(kind, item_id=item.id, output_index=item.place, **fields)
-
-    def _event(self, kind: str, /, **fields: Any) -> bytes:
-        number, self._count = self._count, self._count + 1
-        return sse.event(kind, {"type": kind, "sequence_number": number, **fields})
+    limit: Annotated[str, Meta(pattern="^([1-9][0-9]?|100)$", description="a whole number from 1 to 100")] = (
+        "20"
+    )
+    order: Annotated[Literal["desc", "asc"], Meta(description="desc or asc")] = "desc"
+    after: str | None = None
+    include: Annotated[  # no item has any of it
+        str, Meta(pattern=f"^({'|'.join(map(re.escape, INCLUDABLE))})$", description=_INCLUDED)
+    ] = INCLUDABLE[0]
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
-        "output_tokens": usage.completion,
-        "output_tokens_details": {"reasoning_tokens": usage.thoughts},
-        "total_tokens": usage.prompt + usage.completion,
-    }
+def page_of(items: Sequence[Item], query: Iterable[tuple[str, str]]) -> api.Listed:
+    """What a list says: at most `limit` of the items behind `after`, the last first unless `order` is asc.
+    `query` are the names and values of the request. Raises `ApiError`."""
+    pairs = [("include" if name == "include[]" else name, value) for name, value in query]
+    try:
+        for pair in pairs:  # the last of a name counts, and all are checked
+            fit(dict([pair]), _Query)
+        asked = fit(dict(pairs), _Query)
+    except Misfit as error:
+        code = "unknown_parameter" if error.is_unknown else "invalid_value"
+        raise ApiError(400, str(error), error.field[:80], code) from None
+    ordered = list(items) if asked.order == "asc" else list(reversed(items))
+    if asked.after is not None:
+        places = [place for place, item in enumerate(ordered) if item["id"] == asked.after]
+        if not places:
+            raise invalid("after", "the id of an item in this list", asked.after)
+        ordered = ordered[places[0] + 1 :]
+    page, is_cut = ordered[: int(asked.limit)], len(ordered) > int(asked.limit)
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return api.Listed(data=page, first_id=first, last_id=last, has_more=is_cut)

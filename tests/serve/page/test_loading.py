@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from playwright.sync_api import Page, expect
 
-from flowspec.serve.app import AccessRules
+from flowspec.serve.guard import AccessRules
 from flowspec.serve.loading import Loading, loading_server
 from flowspec.serve.server import bind, server_of
 from tests.serve.page.pages import DESKTOP, PHONE, Watched, answered, ask, is_live
