@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,10 +18,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowspec.errors import ALIKE
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.answer import Piece
 from flowspec.runtime.question import Question
 from flowspec.serve import metrics
-from flowspec.serve.answers import Answers
+from flowspec.serve.answers import Event
 from flowspec.serve.completion_form import Choice, CompletionForm
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.documents import JSON, KEEP_ALIVE, STREAM_HEADERS, Listed, json_response
@@ -34,7 +35,6 @@ from flowspec.serve.service import Service
 
 KEEP_ALIVE_S = 10.0
 """How often a stream that has nothing to say says so."""
-STREAM = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
 _PATH_CHARS_MAX = 120
 """Of an unknown path, what is compared with those that are there."""
 _PLACE = re.compile(r"{[^}]*}")
@@ -46,19 +46,14 @@ order: `begin`, then `say` and `end` for each choice, then `finish`, or `fail` i
 Wanted = TypeVar("Wanted", bound=CompletionRequest)
 
 
+@dataclass(frozen=True, slots=True)
 class AnswerRoute(Generic[Wanted]):
     """`/v1/chat/completions` and its like, an ASGI app: `read` says what a body wants, `form_of` how that is
     told."""
 
-    def __init__(
-        self,
-        service: Service,
-        read: Callable[[dict[str, Any]], Wanted],
-        form_of: Callable[[Wanted, list[Question]], AnswerForm],
-    ) -> None:
-        self._service = service
-        self._read = read
-        self._form_of = form_of
+    service: Service
+    read: Callable[[dict[str, Any]], Wanted]
+    form_of: Callable[[Wanted, list[Question]], AnswerForm]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked_s = time.monotonic()
@@ -66,29 +61,23 @@ class AnswerRoute(Generic[Wanted]):
             body = await read_body(Request(scope, receive))
         except ClientDisconnect:
             return
-        wanted = await self._service.reading(lambda: self._read(parse(body)))
-        self._service.check_alive()
+        wanted = await self.service.reading(lambda: self.read(parse(body)))
+        self.service.check_alive()
         await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
 
     async def _answer(
         self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
-            questions = await self._service.questions(wanted)
+            questions = await self.service.questions(wanted)
         except ApiError as error:
             raise wanted.named(error) from None
-        choices = await self._service.choices(wanted, questions)
-        form = self._form_of(wanted, questions)
-        answers = self._service.ask(questions, asked_s)
+        choices = await self.service.choices(wanted, questions)
+        form = self.form_of(wanted, questions)
+        answers = self.service.ask(questions, asked_s)
         try:
             if wanted.is_streamed:
-                has_begun = False
-                async for frame in _frames(choices, answers, form):
-                    if not has_begun:
-                        has_begun = True
-                        await send({"type": "http.response.start", "status": 200, "headers": STREAM})
-                    await send({"type": "http.response.body", "body": frame, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                await _stream(choices, answers.events(KEEP_ALIVE_S), form, send)
                 return
             async for found in answers.events(KEEP_ALIVE_S):
                 if found is not None:
@@ -98,29 +87,36 @@ class AnswerRoute(Generic[Wanted]):
             answers.close()
 
 
-async def _frames(choices: list[Choice], answers: Answers, form: AnswerForm) -> AsyncIterator[bytes]:
-    """A stream as it comes. What goes wrong before there is anything to say is raised, later it is told."""
-    has_begun = False
+async def _stream(
+    choices: list[Choice], events: AsyncIterator[Event | None], form: AnswerForm, send: Send
+) -> None:
+    """Sends events as they come. What goes wrong before there is anything to say is refused with a status,
+    later with an event."""
+
+    async def say(frame: bytes, *, is_last: bool = False) -> None:
+        await send({"type": "http.response.body", "body": frame, "more_body": not is_last})
+
+    first = await anext(events)
+    headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await say(form.begin(choices) + _frame(choices, first, form))
     try:
-        async for found in answers.events(KEEP_ALIVE_S):
-            if not has_begun:
-                has_begun = True
-                yield form.begin(choices)
-            if found is None:
-                yield KEEP_ALIVE
-                continue
-            choice, event = choices[found[0]], found[1]
-            if isinstance(event, Answer):
-                choice.add(event)
-                yield form.end(choice)
-            else:
-                yield form.say(choice, event)
+        async for found in events:
+            await say(_frame(choices, found, form))
     except ApiError as error:
-        if not has_begun:
-            raise
-        yield form.fail(error)
+        await say(form.fail(error), is_last=True)
     else:
-        yield form.finish(choices)
+        await say(form.finish(choices), is_last=True)
+
+
+def _frame(choices: list[Choice], found: Event | None, form: AnswerForm) -> bytes:
+    if found is None:
+        return KEEP_ALIVE
+    choice, event = choices[found[0]], found[1]
+    if isinstance(event, Piece):
+        return form.say(choice, event)
+    choice.add(event)
+    return form.end(choice)
 
 
 def response_routes(service: Service) -> list[Route]:

@@ -106,37 +106,25 @@ class Metrics:
     def collect(self) -> Iterator[Metric]:
         """How things are now, for the registry."""
         head, gate, totals = self._head, self._gate, self._totals
-        resident = psutil.Process().memory_info().rss
-        gauges = {
-            "flowspec_answers_running": ("Answers under way", gate.running),
-            "flowspec_answers_waiting": ("Answers that wait for a place", gate.waiting),
-            "flowspec_pipeline_formed": ("Whether there is a pipeline", int(head.is_formed)),
-            "flowspec_failed": ("Whether the head has failed for good", int(head.failure is not None)),
-            "flowspec_stages": ("Stages of the pipeline", len(head.stages)),
-            "flowspec_resident_bytes": ("Resident memory of the head's process", resident),
-        }
-        for name, (text, value) in gauges.items():
-            yield GaugeMetricFamily(name, text, value)
-        counters = {
-            "flowspec_segments": ("Segments that came back", totals.segments),
-            "flowspec_pipeline_losses": ("Pipelines that were lost", totals.losses),
-        }
-        for name, (text, value) in counters.items():
-            yield CounterMetricFamily(name, text, value)
-        dropped = CounterMetricFamily(
-            "flowspec_rows_dropped", "Rows dropped dead, by where", labels=["where"]
-        )
+        gauge, counter, resident = GaugeMetricFamily, CounterMetricFamily, psutil.Process().memory_info().rss
+        yield gauge("flowspec_answers_running", "Answers under way", gate.running)
+        yield gauge("flowspec_answers_waiting", "Answers that wait for a place", gate.waiting)
+        yield gauge("flowspec_pipeline_formed", "Whether there is a pipeline", int(head.is_formed))
+        yield gauge("flowspec_failed", "Whether the head has failed for good", int(head.failure is not None))
+        yield gauge("flowspec_stages", "Stages of the pipeline", len(head.stages))
+        yield gauge("flowspec_resident_bytes", "Resident memory of the head's process", resident)
+        yield counter("flowspec_segments", "Segments that came back", totals.segments)
+        yield counter("flowspec_pipeline_losses", "Pipelines that were lost", totals.losses)
+        dropped = counter("flowspec_rows_dropped", "Rows dropped dead, by where", labels=["where"])
         for figure, told in HOP_ROWS.items():
             if figure.startswith(DEAD):
                 where = figure.removeprefix(DEAD).removeprefix("in_")
                 dropped.add_metric([where], totals.hops.total(figure))
             else:
-                yield CounterMetricFamily(
-                    f"flowspec_{reported(figure)}", f"Rows {told}", totals.hops.total(figure)
-                )
+                yield counter(f"flowspec_{reported(figure)}", f"Rows {told}", totals.hops.total(figure))
         yield dropped
         for figure, told in HOP_SECONDS.items():
-            spent = CounterMetricFamily(
+            spent = counter(
                 f"flowspec_stage_{figure.removesuffix('_s')}_seconds",
                 f"Seconds of a stage, by its place: {told}",
                 labels=["stage"],
@@ -144,6 +132,6 @@ class Metrics:
             for place, seconds in enumerate(totals.hops.by_stage(figure)):
                 spent.add_metric([str(place)], seconds)
             yield spent
-        info = GaugeMetricFamily("flowspec_info", "What runs", labels=["version", "model"])
+        info = gauge("flowspec_info", "What runs", labels=["version", "model"])
         info.add_metric([__version__, self._model], 1)
         yield info

@@ -358,12 +358,13 @@ def test_items_are_listed_page_by_page() -> None:
     items = [{"id": f"i{place}"} for place in range(25)]
     names = [item["id"] for item in items]
     assert page(items) == (names[:4:-1], True)
+    assert page(items, limit="003") == (names[:21:-1], True)
     assert page(items, after="i5") == (names[4::-1], False)
     assert page(items, order="asc", limit="100") == (names, False)
     assert page(items, order="asc", limit="25") == (names, False)
     assert page(items, order="asc", limit="3", after="i3") == (["i4", "i5", "i6"], True)
     assert page(items, after="i0", include="message.output_text.logprobs") == ([], False)
-    wrong = [("limit", value) for value in ("0", "101", "-1", "x")]
+    wrong = [("limit", value) for value in ("0", "101", "-1", "x", "20\n", "0020")]
     wrong += [("order", "up"), ("after", "i25"), ("include", "all"), ("wibble", "1")]
     for field, value in wrong:
         with pytest.raises(ApiError) as caught:

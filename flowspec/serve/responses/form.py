@@ -29,7 +29,8 @@ _TEXTS: dict[Kind, Any] = {
     "function_call": "function_call_arguments",
 }
 """What the text of an item is called by kind."""
-_INCLUDED = f"some of {', '.join(INCLUDABLE)}"
+_INCLUDED = rf"^({'|'.join(map(re.escape, INCLUDABLE))})\Z"
+_TO_100 = r"^(0{0,2}[1-9]|0?[1-9][0-9]|100)\Z"
 
 
 class ResponseForm:
@@ -199,14 +200,11 @@ class ResponseForm:
 class _Query(Document, frozen=True, kw_only=True):
     """What may be asked of a list of items."""
 
-    limit: Annotated[str, Meta(pattern="^([1-9][0-9]?|100)$", description="a whole number from 1 to 100")] = (
-        "20"
-    )
+    limit: Annotated[str, Meta(pattern=_TO_100, description="a whole number from 1 to 100")] = "20"
     order: Annotated[Literal["desc", "asc"], Meta(description="desc or asc")] = "desc"
     after: str | None = None
-    include: Annotated[  # no item has any of it
-        str, Meta(pattern=f"^({'|'.join(map(re.escape, INCLUDABLE))})$", description=_INCLUDED)
-    ] = INCLUDABLE[0]
+    include: Annotated[str, Meta(pattern=_INCLUDED, description=f"some of {', '.join(INCLUDABLE)}")] = ""
+    """Of which no item has any."""
 
 
 def page_of(items: Sequence[Item], query: Iterable[tuple[str, str]]) -> api.Listed:
