@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from flowspec.model.reply.parts import Part, new_call_id
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, Piece
-from flowspec.runtime.token_log import TokenLogprob
+from flowspec.runtime.token_log import TokenLogprob, TopLogprob
 from flowspec.serve import documents as api
 from flowspec.serve.completion_request import CompletionRequest
 from flowspec.serve.refusals import ApiError
@@ -184,7 +184,7 @@ class CompletionForm:
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> api.Logprobs:
         if self._is_chat:
-            return api.Logprobs(content=logprobs_of(entries), refusal=None)
+            return api.Logprobs(content=[*map(logprob_of, entries)], refusal=None)
         return api.Logprobs(
             tokens=[token_name(entry.content) for entry in entries],
             token_logprobs=[entry.logprob for entry in entries],
@@ -205,13 +205,7 @@ def token_name(content: bytes) -> str:
         return "bytes:" + re.sub("..", r"\\x\g<0>", content.hex())
 
 
-def logprobs_of(entries: Sequence[TokenLogprob]) -> list[api.Logprob]:
-    """Tokens with their log-probabilities and the likeliest in their places, as a chat has them."""
-
-    def told(content: bytes, logprob: float, top: api.Maybe[list[api.Logprob]] = UNSET) -> api.Logprob:
-        return api.Logprob(token_name(content), logprob, list(content), top)
-
-    return [
-        told(entry.content, entry.logprob, [told(other.content, other.logprob) for other in entry.top])
-        for entry in entries
-    ]
+def logprob_of(entry: TokenLogprob | TopLogprob) -> api.Logprob:
+    """A token with its log-probability; one that was chosen also with the likeliest in its place."""
+    top = [logprob_of(other) for other in entry.top] if isinstance(entry, TokenLogprob) else UNSET
+    return api.Logprob(token_name(entry.content), entry.logprob, list(entry.content), top)

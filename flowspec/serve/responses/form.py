@@ -15,7 +15,7 @@ from msgspec import Meta, Raw
 from flowspec.core.protocol.messages import Sampling
 from flowspec.runtime.answer import Piece
 from flowspec.serve import documents as api
-from flowspec.serve.completion_form import Choice, logprobs_of, thoughts_in, usage_of
+from flowspec.serve.completion_form import Choice, logprob_of, thoughts_in, usage_of
 from flowspec.serve.refusals import ApiError, invalid
 from flowspec.serve.responses.items import Item, new_id
 from flowspec.serve.responses.request import INCLUDABLE, ResponseRequest
@@ -147,7 +147,7 @@ class ResponseForm:
             part = api.Part("output_text", "", [], [])
             self._tell("response.content_part.added", "message", part=part)
         if held.text or held.logprobs:
-            logprobs = logprobs_of(held.logprobs)
+            logprobs = [*map(logprob_of, held.logprobs)]
             self._logprobs += logprobs
             self._extend("message", held.text, logprobs=logprobs)
 
@@ -220,10 +220,10 @@ def page_of(items: Sequence[Item], query: Iterable[tuple[str, str]]) -> api.List
         raise ApiError(400, str(error), error.field[:80], code) from None
     ordered = list(items) if asked.order == "asc" else list(reversed(items))
     if asked.after is not None:
-        places = [place for place, item in enumerate(ordered) if item["id"] == asked.after]
-        if not places:
+        ids = [item["id"] for item in ordered]
+        if asked.after not in ids:
             raise invalid("after", "the id of an item in this list", asked.after)
-        ordered = ordered[places[0] + 1 :]
-    page, is_cut = ordered[: int(asked.limit)], len(ordered) > int(asked.limit)
+        ordered = ordered[ids.index(asked.after) + 1 :]
+    page = ordered[: int(asked.limit)]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return api.Listed(data=page, first_id=first, last_id=last, has_more=is_cut)
+    return api.Listed(data=page, first_id=first, last_id=last, has_more=len(page) < len(ordered))
