@@ -14,27 +14,27 @@ from collections.abc import AsyncIterator, Sequence
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.llm import LLM
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream, Piece
-from flowspec.runtime.question import Question
+from flowspec.serve.completion_form import Choice
 from flowspec.serve.metrics import Metrics
 from flowspec.serve.refusals import STOPPING, ApiError, of_error, unavailable
 from flowspec.serve.request_queue import RequestQueue
 
 log = logging.getLogger("flowspec.serve")
 
-Event = tuple[int, Piece | Answer]
-"""A choice's place, and what came of it, its `Answer` at last."""
+Event = tuple[Choice, Piece | Answer]
+"""What came of a choice, its `Answer` at last."""
 
 
 class Answers:
     """The answers to one request, which wait for room first; `task` makes them."""
 
     def __init__(
-        self, llm: LLM, gate: RequestQueue, metrics: Metrics, questions: Sequence[Question], asked_s: float
+        self, llm: LLM, gate: RequestQueue, metrics: Metrics, choices: Sequence[Choice], asked_s: float
     ) -> None:
         self._llm = llm
         self._gate = gate
         self._metrics = metrics
-        self._questions = questions
+        self._choices = choices
         self._asked_s = asked_s
         self._events: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()
         self._streams: list[AnswerStream] = []
@@ -45,7 +45,7 @@ class Answers:
     async def events(self, beat_s: float) -> AsyncIterator[Event | None]:
         """What happens, and None whenever nothing did for so long. Raises `ApiError` where there is no room
         to wait in, and for an answer that failed, or that the server's end cut off."""
-        left = len(self._questions)
+        left = len(self._choices)
         while left:
             beat = asyncio.get_running_loop().call_later(beat_s, self._events.put_nowait, None)
             try:
@@ -71,30 +71,30 @@ class Answers:
 
     async def _attend_all(self) -> None:
         try:
-            await self._gate.enter(len(self._questions))
+            await self._gate.enter(len(self._choices))
         except ApiError as error:
             self._events.put_nowait(error)
             return
         self._is_waiting = False
-        await asyncio.gather(*(self._attend(place, each) for place, each in enumerate(self._questions)))
+        await asyncio.gather(*map(self._attend, self._choices))
 
-    async def _attend(self, place: int, question: Question) -> None:
+    async def _attend(self, choice: Choice) -> None:
         """Has one question answered."""
         began_s = time.monotonic()
         event: Event | ApiError
         try:
-            stream = self._llm.submit(question)
+            stream = self._llm.submit(choice.question)
             self._streams.append(stream)
             if self._is_cancelled:
                 stream.cancel()
             reading = AsyncAnswerStream(stream)
             async for piece in reading:
                 if piece.text or piece.parts or piece.logprobs:
-                    self._events.put_nowait((place, piece))
+                    self._events.put_nowait((choice, piece))
             answer = await reading.answer()
             first_s = stream.submitted_s + answer.timing.first_s - self._asked_s if answer.token_ids else None
             self._metrics.answered(answer, first_s, time.monotonic() - self._asked_s)
-            event = unavailable(STOPPING) if answer.finish_reason == "cancelled" else (place, answer)
+            event = unavailable(STOPPING) if answer.finish_reason == "cancelled" else (choice, answer)
         except Exception as error:
             if not isinstance(error, FlowSpecError):
                 log.exception("an answer failed")

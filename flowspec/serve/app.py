@@ -19,7 +19,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowspec.errors import ALIKE
 from flowspec.runtime.answer import Piece
-from flowspec.runtime.question import Question
 from flowspec.serve import metrics
 from flowspec.serve.answers import Event
 from flowspec.serve.completion_form import Choice, CompletionForm
@@ -53,7 +52,7 @@ class AnswerRoute(Generic[Wanted]):
 
     service: Service
     read: Callable[[dict[str, Any]], Wanted]
-    form_of: Callable[[Wanted, list[Question]], AnswerForm]
+    form_of: Callable[[Wanted, list[Choice]], AnswerForm]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked_s = time.monotonic()
@@ -69,19 +68,19 @@ class AnswerRoute(Generic[Wanted]):
         self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
-            questions = await self.service.questions(wanted)
+            choices = await self.service.choices(wanted)
         except ApiError as error:
             raise wanted.named(error) from None
-        choices = await self.service.choices(wanted, questions)
-        form = self.form_of(wanted, questions)
-        answers = self.service.ask(questions, asked_s)
+        form = self.form_of(wanted, choices)
+        answers = self.service.ask(choices, asked_s)
         try:
             if wanted.is_streamed:
                 await _stream(choices, answers.events(KEEP_ALIVE_S), form, send)
                 return
             async for found in answers.events(KEEP_ALIVE_S):
                 if found is not None:
-                    choices[found[0]].add(found[1])
+                    choice, event = found
+                    choice.add(event)
             await Response(form.whole(choices), media_type=JSON)(scope, receive, send)
         finally:
             answers.close()
@@ -99,20 +98,20 @@ async def _stream(
     first = await anext(events)
     headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await say(form.begin(choices) + _frame(choices, first, form))
+    await say(form.begin(choices) + _frame(first, form))
     try:
         async for found in events:
-            await say(_frame(choices, found, form))
+            await say(_frame(found, form))
     except ApiError as error:
         await say(form.fail(error), is_last=True)
     else:
         await say(form.finish(choices), is_last=True)
 
 
-def _frame(choices: list[Choice], found: Event | None, form: AnswerForm) -> bytes:
+def _frame(found: Event | None, form: AnswerForm) -> bytes:
     if found is None:
         return KEEP_ALIVE
-    choice, event = choices[found[0]], found[1]
+    choice, event = found
     if isinstance(event, Piece):
         return form.say(choice, event)
     choice.add(event)
@@ -123,8 +122,8 @@ def response_routes(service: Service) -> list[Route]:
     """The Responses API, with what it keeps."""
     store = ResponseStore()
 
-    def form(wanted: ResponseRequest, questions: list[Question]) -> ResponseForm:
-        return ResponseForm(service.model, wanted, questions[0].sampling, store.keep)
+    def form(wanted: ResponseRequest, choices: list[Choice]) -> ResponseForm:
+        return ResponseForm(service.model, wanted, choices[0].question.sampling, store.keep)
 
     def kept(request: Request) -> Kept:
         if (found := store.find(request.path_params["name"])) is None:
@@ -154,7 +153,7 @@ def response_routes(service: Service) -> list[Route]:
 def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] = ()) -> ASGIApp:
     """The whole server; `more` are routes beside the API's."""
 
-    def form(wanted: CompletionRequest, questions: list[Question]) -> CompletionForm:
+    def form(wanted: CompletionRequest, choices: list[Choice]) -> CompletionForm:
         return CompletionForm(service.model, service.fingerprint, wanted)
 
     async def models(request: Request) -> Response:

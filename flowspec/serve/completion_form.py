@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from flowspec.model.reply.parts import Part, new_call_id
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.answer import Answer, Piece
+from flowspec.runtime.question import Question
 from flowspec.runtime.token_log import TokenLogprob, TopLogprob
 from flowspec.serve import documents as api
 from flowspec.serve.completion_request import CompletionRequest
@@ -38,6 +39,7 @@ class Choice:
     request, `prompt` its prompt's; `new_id` makes ids for calls, and its text begins with what is `echoed`.
     """
 
+    question: Question
     index: int = 0
     prompt: int = 0
     new_id: Callable[[], str] = new_call_id

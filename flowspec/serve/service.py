@@ -111,18 +111,18 @@ class Service:
 
     # ------------------------------------------------------------------------------------------- requests
 
-    async def questions(self, wanted: CompletionRequest) -> list[Question]:
-        """The answers that a request wants: all choices of its first prompt, then those of the next. Raises
-        `ApiError`."""
+    async def choices(self, wanted: CompletionRequest) -> list[Choice]:
+        """The answers that a request wants, of which nothing is there yet: all choices of its first prompt,
+        then those of the next. Raises `ApiError`."""
         self.check_name(wanted.model or self.model)
         self._name(wanted.unheeded)
         found = []
         gone = threading.Event()
         bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
         try:
-            for prompt in wanted.prompts:
+            for place, prompt in enumerate(wanted.prompts):
                 is_long = await self.reading(partial(_chars, prompt, wanted.tool_use.tools)) >= LONG_CHARS
-                work = partial(self._asked, prompt, wanted, bound)
+                work = partial(self._choices, place, wanted, bound)
                 threads = self._long if is_long else self._short
                 found += await asyncio.get_running_loop().run_in_executor(threads, work)
         finally:
@@ -142,10 +142,10 @@ class Service:
         """Reads a request, in a thread: what takes long where it is long."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
-    def ask(self, questions: list[Question], asked_s: float) -> Answers:
+    def ask(self, choices: Sequence[Choice], asked_s: float) -> Answers:
         """Has them answered; raises `ApiError` where the server cannot now."""
         self.check_alive()
-        answers = Answers(self._llm, self.gate, self.metrics, questions, asked_s)
+        answers = Answers(self._llm, self.gate, self.metrics, choices, asked_s)
         self._open.add(answers)
         answers.task.add_done_callback(lambda _: self._open.discard(answers))
         return answers
@@ -163,23 +163,20 @@ class Service:
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
-    async def choices(self, wanted: CompletionRequest, questions: Sequence[Question]) -> list[Choice]:
-        """The choices, of which nothing is there yet but the prompt's text where that is echoed."""
-        found, echoed = [], ""
-        for place, question in enumerate(questions):
-            prompt = wanted.prompts[place // wanted.count]
-            if wanted.echoes and isinstance(prompt, str):
-                echoed = prompt
-            elif wanted.echoes and isinstance(prompt, tuple) and place % wanted.count == 0:
-                echoed = await self.reading(partial(self._tokenizer.decode, prompt))
-            calls = None if question.form is None else question.form.calls
-            new_id = partial(new_call_id, 0 if calls is None else calls.id_chars)
-            found.append(Choice(place, place // wanted.count, new_id, echoed))
+    def _choices(self, place: int, wanted: CompletionRequest, bound: Bound) -> list[Choice]:
+        """All choices of a prompt, which begin with its text where that is echoed."""
+        prompt, echoed = wanted.prompts[place], ""
+        question = self._question(wanted, *self._encode(prompt, wanted, bound))
+        if wanted.echoes and not isinstance(prompt, list):
+            echoed = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+        calls = None if question.form is None else question.form.calls
+        new_id = partial(new_call_id, 0 if calls is None else calls.id_chars)
+        first, sampling = place * wanted.count, question.sampling
+        found = []
+        for number in range(wanted.count):
+            drawn = replace(question, sampling=replace(sampling, seed=sampling.seed + number))
+            found.append(Choice(drawn, first + number, place, new_id, echoed))
         return found
-
-    def _asked(self, prompt: Prompt, wanted: CompletionRequest, bound: Bound) -> list[Question]:
-        """All choices of a prompt."""
-        return self._choices(wanted, *self._encode(prompt, wanted, bound))
 
     def _encode(
         self, prompt: Prompt, wanted: CompletionRequest, bound: Bound
@@ -258,13 +255,13 @@ class Service:
             raise ApiError(400, f"tools: {told}", "tools", "invalid_value") from None
         return found
 
-    def _choices(
+    def _question(
         self,
         wanted: CompletionRequest,
         ids: tuple[int, ...],
         form: ReplyForm | None,
         bound: BoundReply | None,
-    ) -> list[Question]:
+    ) -> Question:
         if not ids:
             raise ApiError(400, "prompt: expected at least one token, got none", "prompt", "invalid_value")
         if len(ids) >= self.context:
@@ -276,16 +273,12 @@ class Service:
         except InputError as error:
             param = "tools" if bound is not None else wanted.bound_by or "temperature"
             raise ApiError(400, str(error), param, "invalid_value") from None
-        sampling = question.sampling
         size = self.session.spec.vocabulary
-        biased = [token for token, _ in sampling.logit_bias]
+        biased = [token for token, _ in question.sampling.logit_bias]
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", wanted.params.stop_token_ids)):
             if wrong := [token for token in tokens if token >= size]:
                 raise invalid(name, f"token ids from 0 to {size - 1}", wrong[0])
-        return [
-            replace(question, sampling=structs.replace(sampling, seed=sampling.seed + place))
-            for place in range(wanted.count)
-        ]
+        return question
 
     def _too_long(self, prompt: Prompt, count: str) -> ApiError:
         most = min(self.session.spec.context_max, limits.CONTEXT_MAX)

@@ -14,12 +14,15 @@ from typing import Any
 import msgspec
 import pytest
 
+from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.chat_template import TemplateNames, names_in
 from flowspec.model.reply.bound import Wanted
 from flowspec.model.reply.parts import Part, Tool
 from flowspec.model.text import Recommended
+from flowspec.runtime.question import Question
 from flowspec.runtime.sampling_params import SamplingParams
+from flowspec.runtime.session import Limits
 from flowspec.serve.completion_form import Choice
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.fields import parse
@@ -475,7 +478,8 @@ def test_variables_are_given_to_templates_that_look_at_them(
 
 def test_a_chunk_has_one_entry_for_each_call() -> None:
     ids = iter("abc")
-    choice = Choice(new_id=lambda: next(ids))
+    question = Question(prompt=(), sampling=Sampling(), limits=Limits(new_tokens_max=1, stop_ids=frozenset()))
+    choice = Choice(question, new_id=lambda: next(ids))
 
     def told(*parts: Part) -> Any:
         return msgspec.to_builtins(choice.calls_in(parts))

@@ -21,6 +21,8 @@ from flowspec.model.reply.parts import Part, Tool, ToolCall
 from flowspec.model.text import TextStream, Tokenizer
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.answer import Answer, Piece
+from flowspec.runtime.question import Question
+from flowspec.runtime.session import Limits
 from flowspec.runtime.token_log import TokenLog
 from flowspec.runtime.token_stream import Timing
 from flowspec.serve.completion_form import Choice, fingerprint_of, token_name, usage_of
@@ -190,12 +192,15 @@ def test_a_dialogue_that_goes_on_counts_whole() -> None:
     assert second.places == ("previous_response_id", "previous_response_id", "input")
 
 
+QUESTION = Question(prompt=(1,), sampling=Sampling(), limits=Limits(new_tokens_max=1, stop_ids=frozenset()))
+
+
 def choice(texts: list[str], reason: str = "stop") -> Choice:
     return heard([*(Piece(text=text) for text in texts), answer(reason)])
 
 
 def heard(events: list[Any]) -> Choice:
-    found = Choice()
+    found = Choice(QUESTION)
     for event in events:
         found.add(event)
     return found
@@ -241,7 +246,7 @@ def test_thoughts_text_and_calls_are_an_item_each(
 ) -> None:
     store = ResponseStore()
     streamed = form(read(store), store)
-    choice = Choice()
+    choice = Choice(QUESTION)
     parts = [Piece(text="", parts=(Part("thought", text),)) for text in thoughts]
     parts += [Piece(text=text) for text in texts]
     for name, arguments in calls:
@@ -307,7 +312,7 @@ def test_thoughts_text_and_calls_are_an_item_each(
 def test_what_fails_ends_with_why_and_is_not_kept_nor_is_what_is_not_to_be() -> None:
     store = ResponseStore()
     failing = form(read(store), store)
-    one = Choice()
+    one = Choice(QUESTION)
     stream = failing.begin([one]) + failing.say(one, Piece(text="a")) + failing.fail(ApiError(503, "lost"))
     last = events(stream)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
@@ -431,7 +436,7 @@ def test_an_event_is_one_line_whatever_is_in_it() -> None:
 
 
 def test_a_prompt_counts_once_and_its_choices_each() -> None:
-    choices = [Choice(prompt=prompt) for prompt in (0, 0, 1, 1)]
+    choices = [Choice(QUESTION, prompt=prompt) for prompt in (0, 0, 1, 1)]
     for choice, reused in zip(choices, (5, 0, 2, 2), strict=True):
         choice.add(Piece(text="x"))
         choice.add(replace(answer_of(reused), prompt_tokens=10 + 10 * choice.prompt))
