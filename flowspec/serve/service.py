@@ -174,7 +174,7 @@ class Service:
         first, sampling = place * wanted.count, question.sampling
         found = []
         for number in range(wanted.count):
-            drawn = replace(question, sampling=replace(sampling, seed=sampling.seed + number))
+            drawn = replace(question, sampling=structs.replace(sampling, seed=sampling.seed + number))
             found.append(Choice(drawn, first + number, place, new_id, echoed))
         return found
 
