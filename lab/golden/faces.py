@@ -161,6 +161,10 @@ def mask_place(text: str, place: Place) -> str:
     return text
 
 
+PYTHONS = (("software", "python"), ("versions", "python"))
+"""The machine's, which reports tell."""
+
+
 def mask_json(value: Any, volatile_keys: Iterable[str], place: Place | None = None) -> Any:
     """Gives a JSON value whose numbers below these keys are `#number`.
 
@@ -174,6 +178,8 @@ def _masked(value: Any, keys: Collection[tuple[str, ...]], path: tuple[str, ...]
         return {name: _masked(each, keys, (*path, name), place) for name, each in value.items()}
     if isinstance(value, list):
         return [_masked(each, keys, path, place) for each in value]
+    if path[-2:] in PYTHONS:
+        return "#version"
     if isinstance(value, str):
         return value if place is None else "\n".join(mask_text(value.split("\n"), place))
     if isinstance(value, bool) or value is None or not _is_volatile(path, keys):
