@@ -577,7 +577,7 @@ class Head:
         try:
             found = self._learnt.read()
             if found is not None:
-                self._core.recall(found)
+                self._core.load_state_dict(found)
         except ValueError as error:
             anew = "" if self._learnt.path.is_dir() else ", and will be written anew"
             self._on_note(f"{self._learnt.path} is not used{anew}: {error}")
@@ -587,7 +587,7 @@ class Head:
             return
         self._keep_at_s = time.monotonic() + WRITE_EVERY_S
         try:
-            self._learnt.write(self._core.kept())
+            self._learnt.write(self._core.state_dict())
         except OSError as error:
             self._on_note(f"what is learnt of drafters is not kept: {self._learnt.path}: {error.strerror}")
             self._learnt = None

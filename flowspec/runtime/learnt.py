@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from flowspec.core.head.head import HeadState
 from flowspec.folders import read_regular, state_folder, write_whole
-from flowspec.plain_json import read_json
 from flowspec.plan.placement import ClusterPlan
+from flowspec.validation import Document, Misfit, decode_json
 
-FORMAT = 1
+VERSION = 2
+"""Of the file: counts up when a field comes, goes or means something else."""
 FILES_MAX = 64
 BYTES_MAX = 4 << 20
 """Of a file that is read; what is written is far less."""
@@ -31,48 +33,70 @@ WRITE_EVERY_S = 60.0
 log = logging.getLogger("flowspec.learnt")
 
 
+class _Version(msgspec.Struct):
+    version: int
+
+
+class Origin(Document, frozen=True, kw_only=True):
+    """Whose knowledge it is: with another model, method or split it would be worth nothing."""
+
+    model: str
+    fingerprint: str
+    precision: str
+    method: str
+    drafters: tuple[str, ...]
+    stages: tuple[tuple[str, int, int], ...]
+
+
+class LearntDocument(Document, frozen=True, kw_only=True):
+    version: int = VERSION
+    of: Origin
+    learnt: HeadState
+
+
 class LearntFile:
     """Where a head with this plan, method and drafters keeps what it learns."""
 
     def __init__(self, plan: ClusterPlan, method: str, drafters: Sequence[str]) -> None:
-        self._of = {
-            "format": FORMAT,
-            "model": plan.model,
-            "fingerprint": plan.fingerprint,
-            "precision": plan.dtype,
-            "method": method,
-            "drafters": list(drafters),
-            "stages": [[stage.name, stage.first, stage.end] for stage in plan.stages],
-        }
-        digest = hashlib.sha256(json.dumps(self._of).encode()).hexdigest()[:12]
+        self._of = Origin(
+            model=plan.model,
+            fingerprint=plan.fingerprint,
+            precision=plan.dtype,
+            method=method,
+            drafters=tuple(drafters),
+            stages=tuple((stage.name, stage.first, stage.end) for stage in plan.stages),
+        )
+        digest = hashlib.sha256(msgspec.json.encode(self._of)).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(plan.model).name)[:40].strip("-.")
         self.path = state_folder() / "learnt" / f"{name or 'model'}-{method}-{digest}.json"
 
-    def read(self) -> Any:
-        """What was kept; None if nothing was. Raises `ValueError` with what is wrong with the file."""
+    def read(self) -> HeadState | None:
+        """What was kept; None if nothing was, or by another version. Raises `ValueError` with what is wrong
+        with the file."""
         try:
             data = read_regular(self.path, BYTES_MAX)
+            if (version := decode_json(data, _Version).version) != VERSION:
+                log.info("%s is of version %d, not %d, and is not used", self.path, version, VERSION)
+                return None
+            found = decode_json(data, LearntDocument)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ValueError(f"expected a file that can be read ({error.strerror})") from None
-        try:
-            found = read_json(data.decode())
-        except (ValueError, RecursionError):
+        except (msgspec.DecodeError, RecursionError):
             raise ValueError("expected JSON") from None
-        if not isinstance(found, dict):
-            raise ValueError("expected what was learnt of these models and devices")
-        for key, own in self._of.items():
-            if found.get(key) != own:
-                got = json.dumps(found.get(key))
-                raise ValueError(f"{key}: expected {json.dumps(own):.80}, got {got:.80}")
-        return found.get("learnt")
+        for name, own in msgspec.structs.asdict(self._of).items():
+            if (other := getattr(found.of, name)) != own:
+                raise Misfit(("of", name), f"{own!r:.80}", other)
+        return found.learnt
 
-    def write(self, learnt: Any) -> None:
+    def write(self, learnt: HeadState) -> None:
         """Raises `OSError`."""
-        text = json.dumps({**self._of, "learnt": learnt}, indent=1)
-        text = re.sub(r"\[[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)  # a list, a line
-        write_whole(self.path, text.encode())
+        text = msgspec.json.format(msgspec.json.encode(LearntDocument(of=self._of, learnt=learnt)), indent=1)
+        text = re.sub(
+            rb"\[[^][{}]*\]", lambda found: re.sub(rb"\n *", b" ", found[0]), text
+        )  # a list, a line
+        write_whole(self.path, text)
         _remove_oldest(self.path.parent)
 
 

@@ -184,7 +184,7 @@ def test_what_comes_true_teaches_and_is_done_with() -> None:
     drafted(request, 2, (7, 0.6), (8, 0.3), (9, 0.004), value_min=0.01)
     observe(request, 2, 8, fusion)
     observe(request, 2, 8, fusion)
-    expected = Calibrator()
+    expected = Calibrator.empty()
     for confidence, is_right in ((0.6, False), (0.3, True), (0.004, False)):
         expected.observe(confidence, is_right=is_right)
     assert [calibrator.chance(each) for each in (0.6, 0.3, 0.004)] == [

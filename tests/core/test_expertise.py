@@ -129,7 +129,7 @@ def test_worth_is_a_mean_of_chances_and_the_best_weighs_one(
         expertise.end(record)
     assert sum(domain.answers for domain in expertise.domains) == answers
     assert all(0 <= worth <= 1 for domain in expertise.domains for worth in expertise.in_domain(domain))
-    assert all(domain.working == [0, 0, 0] for domain in expertise.domains)
+    assert not any(expertise.working.values())
 
 
 # ------------------------------------------------------------------------------------------------------ teams

@@ -61,7 +61,7 @@ SEEN = st.lists(st.tuples(CONFIDENCES, st.booleans()), max_size=60)
 
 
 def taught(seen: list[tuple[float, bool]]) -> Calibrator:
-    calibrator = Calibrator()
+    calibrator = Calibrator.empty()
     for confidence, is_right in seen:
         calibrator.observe(confidence, is_right=is_right)
     return calibrator
@@ -69,8 +69,8 @@ def taught(seen: list[tuple[float, bool]]) -> Calibrator:
 
 @given(CONFIDENCES)
 def test_before_anything_is_seen_the_drafter_is_believed(confidence: float) -> None:
-    assert Calibrator().chance(confidence) == pytest.approx(min(CHANCE_MAX, confidence))
-    assert Calibrator().error == 0
+    assert Calibrator.empty().chance(confidence) == pytest.approx(min(CHANCE_MAX, confidence))
+    assert Calibrator.empty().error == 0
 
 
 @pytest.mark.parametrize(("confidence", "share"), [(0.95, 0.5), (0.95, 0.0), (0.2, 0.8), (0.01, 0.3)])

@@ -4,7 +4,6 @@ verdict."""
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import statistics
 from collections import Counter, defaultdict
@@ -17,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.methods.governor import (
@@ -196,7 +194,7 @@ def test_a_trial_that_a_domain_passes_gives_its_patience_back() -> None:
     passed = [number for number, rested in enumerate(late) if not any(rested)]
     assert passed
     assert not any(late[-1])
-    assert answers.governor.kept()["domains"][0]["rest_tokens"] == REST_TOKENS_MIN
+    assert answers.governor.state_dict().domains[0].rest_tokens == REST_TOKENS_MIN
 
 
 def test_several_answers_are_looked_at_as_one_and_hide_no_cost() -> None:
@@ -204,10 +202,10 @@ def test_several_answers_are_looked_at_as_one_and_hide_no_cost() -> None:
     for _ in range(2):
         answers.answer(CODE, 1.6)
         answers.answer(PLAYS, 0.6)
-    before = answers.governor.kept()["domains"]
+    before = answers.governor.state_dict().domains
     answers.governor.begin(PLAYS)
     answers.answer(None, 1.6, tokens=2_000)
-    assert answers.governor.kept()["domains"] == before
+    assert answers.governor.state_dict().domains == before
     assert answers.governor.is_resting
     assert not any(answers.answer(PLAYS, 0.6))
     # Many users with short answers: one begins with each token of the others.
@@ -223,10 +221,10 @@ def test_a_domain_rests_on_in_the_next_run() -> None:
     for _ in range(12):
         first.answer(CODE, 1.6)
         first.answer(PLAYS, 0.6)
-    kept = json.loads(json.dumps(first.governor.kept()))
+    kept = first.governor.state_dict()
     second = Governor()
-    second.recall(Kept(kept), domains=2)
-    assert second.kept() == kept
+    second.load_state_dict(kept)
+    assert second.state_dict() == kept
     second.begin(CODE)
     assert second.is_resting
     second.begin(PLAYS)

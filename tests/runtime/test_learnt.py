@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import stat
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from flowspec.core.head.calibration import Calibrator
+from flowspec.core.head.fusion import FusionState
+from flowspec.core.head.head import HeadState
 from flowspec.llm import LLM
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.learnt import BYTES_MAX, FILES_MAX, LearntFile
@@ -34,10 +38,18 @@ def file(method: str = "cosine", drafters: tuple[str, ...] = ("draft",)) -> Lear
     return LearntFile(PLAN, method, drafters)
 
 
+def learnt(*turnaround_s: float) -> HeadState:
+    fusion = FusionState(models=[Calibrator.empty()], fused=Calibrator.empty())
+    return HeadState(turnaround_s=list(turnaround_s), fusion=fusion, method=None)
+
+
 def test_a_file_is_of_one_model_method_and_set_of_drafters(state: Path) -> None:
-    assert file().read() is None
-    file().write({"a": [1.5, [2, "x  [y]"]]})
-    assert file().read() == {"a": [1.5, [2, "x  [y]"]]}
+    assert file(drafters=("x  [y]",)).read() is None
+    file(drafters=("x  [y]",)).write(learnt(1.5, 2))
+    assert file(drafters=("x  [y]",)).read() == learnt(1.5, 2)
+    file().write(learnt())
+    assert file().read() == learnt()
+    assert b'"turnaround_s": []' in file().path.read_bytes()
     assert file("specrouter").read() is file(drafters=("mid",)).read() is None
     assert file().path.name.startswith("model-cosine-")
     assert stat.S_IMODE(file().path.stat().st_mode) == 0o600
@@ -46,26 +58,44 @@ def test_a_file_is_of_one_model_method_and_set_of_drafters(state: Path) -> None:
 def test_the_files_that_were_not_used_for_longest_go(state: Path) -> None:
     for number in range(FILES_MAX + 3):
         one = file(drafters=(str(number),))
-        one.write(number)
+        one.write(learnt(number))
         os.utime(one.path, (number, number))
-    file().write("new")
+    file().write(learnt(0))
     assert len(list(state.iterdir())) == FILES_MAX
-    assert file().read() == "new"
-    assert [file(drafters=(str(number),)).read() for number in (2, 3, 4)] == [None, None, 4]
+    assert file().read() == learnt(0)
+    assert [file(drafters=(str(number),)).read() for number in (2, 3, 4)] == [None, None, learnt(4)]
+
+
+def test_what_another_version_wrote_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    file().write(learnt(1))
+    file().path.write_bytes(b'{"version": 7, "learnt": {}, "more": 1}')
+    with caplog.at_level(logging.INFO):
+        assert file().read() is None
+    (line,) = caplog.messages
+    assert line.endswith("is of version 7, not 2, and is not used")
 
 
 def test_what_is_no_such_file_is_told_in_a_line() -> None:
+    file(drafters=("mid",)).write(learnt())
+    others = file(drafters=("mid",)).path.read_bytes()
+    file().write(learnt())
+    own = file().path.read_bytes()
     for data, told in (
         (b"{", "expected JSON"),
         (b"\xff\xfe", "expected JSON"),
         (b"[" * 100_000, "expected JSON"),
-        (b'{"format": NaN}', "expected JSON"),
-        (b"[]", "what was learnt"),
-        (b'{"format": 1, "model": "other", "learnt": {}}', "model: "),
-        (b'{"format": 7, "learnt": {}}', "format: expected 1"),
+        (b'{"version": NaN}', "expected JSON"),
+        (b"[]", r"expected an object, got \[\]"),
+        (b'{"format": 1, "learnt": {}}', "version: expected a whole number, got nothing"),
+        (others, r"of.drafters: expected \('draft',\), got \('mid',\)"),
+        (own.replace(b'"model": "some', b'"model": 7, "modle": "some'), "of: unknown key 'modle'; .* model?"),
+        (own.replace(b"0.0", b"1e999", 1), "expected JSON"),
+        (
+            own.replace(b"0.0", b"-1", 1),
+            r"learnt.fusion.models\[0\].trials\[0\]: expected a number from 0 to 400",
+        ),
         (b" " * (BYTES_MAX + 1), "more than 4194304 bytes"),
     ):
-        file().write(None)
         file().path.write_bytes(data)
         with pytest.raises(ValueError, match=told):
             file().read()
@@ -102,7 +132,7 @@ def test_a_run_begins_with_what_the_last_one_learnt_and_answers_alike(state: Pat
     path.write_text(json.dumps(whole), "utf-8")
     notes: list[str] = ["so that it is kept"]
     assert answered(notes) == first, "a damaged one costs nothing"
-    told = "learnt.method.chance: expected a number, got 'much'"
+    told = "learnt.method.chance: expected a number from 0 to 1, got 'much'"
     assert notes[1:] == [f"{path} is not used, and will be written anew: {told}"]
     assert kept()["method"]["chance"] != "much"
 

@@ -7,9 +7,13 @@ which a few observations outweigh, and old observations fade, so that a change o
 from __future__ import annotations
 
 import math
-from typing import Any
+import operator
+from typing import Annotated
 
-from flowspec.core.head.kept import Kept
+from msgspec import Meta
+
+from flowspec.core.head.learnt import Learnt
+from flowspec.validation import expect
 
 BINS = 16
 ODDS_SPAN = 5.0
@@ -20,55 +24,53 @@ MEMORY = 400.0
 """Observations after which old ones have faded to about a third."""
 CHANCE_MAX = 0.999
 
+_Counts = Annotated[
+    list[Annotated[float, Meta(ge=0, le=MEMORY)]],
+    Meta(min_length=BINS, max_length=BINS, description=f"{BINS} numbers"),
+]
 
-class Calibrator:
-    """Counts how often proposals of about the same confidence were right."""
 
-    def __init__(self) -> None:
-        self._trials = [0.0] * BINS
-        self._hits = [0.0] * BINS
-        self._claimed = [0.0] * BINS
+class Calibrator(Learnt, kw_only=True):
+    """Counts how often proposals of about the same confidence were right; its own state."""
+
+    trials: _Counts
+    hits: _Counts
+    claimed: _Counts
+
+    @staticmethod
+    def empty() -> Calibrator:
+        return Calibrator(trials=[0.0] * BINS, hits=[0.0] * BINS, claimed=[0.0] * BINS)
+
+    def __post_init__(self) -> None:
+        for name, counts in (("hits", self.hits), ("claimed", self.claimed)):
+            expect(all(map(operator.le, counts, self.trials)), name, counts, "no more than the trials")
 
     def chance(self, confidence: float) -> float:
         """The estimated probability that a proposal of this confidence is right, if its parent is."""
         index = _bin(confidence)
-        estimate = (self._hits[index] + PRIOR_WEIGHT * confidence) / (self._trials[index] + PRIOR_WEIGHT)
+        estimate = (self.hits[index] + PRIOR_WEIGHT * confidence) / (self.trials[index] + PRIOR_WEIGHT)
         return min(CHANCE_MAX, estimate)
 
     def observe(self, confidence: float, *, is_right: bool) -> None:
         index = _bin(confidence)
         keep = 1 - 1 / MEMORY
-        self._trials[index] = self._trials[index] * keep + 1
-        self._hits[index] = self._hits[index] * keep + is_right
-        self._claimed[index] = self._claimed[index] * keep + confidence
-
-    def kept(self) -> dict[str, Any]:
-        return {"trials": self._trials, "hits": self._hits, "claimed": self._claimed}
-
-    def recall(self, kept: Kept) -> None:
-        """Raises `ValueError`."""
-        trials = kept["trials"].numbers(BINS, most=MEMORY)
-        counts = [
-            [each.number(most=most) for each, most in zip(kept[key].each(BINS), trials, strict=True)]
-            for key in ("hits", "claimed")
-        ]
-        self._trials, (self._hits, self._claimed) = trials, counts
+        self.trials[index] = self.trials[index] * keep + 1
+        self.hits[index] = self.hits[index] * keep + is_right
+        self.claimed[index] = self.claimed[index] * keep + confidence
 
     @property
     def weight(self) -> float:
         """How much has been seen of late."""
-        return sum(self._trials)
+        return sum(self.trials)
 
     @property
     def error(self) -> float:
         """Expected calibration error of the drafter's own confidences: mean |claimed - right|, weighted by
         how often seen."""
-        total = sum(self._trials)
+        total = sum(self.trials)
         if total == 0:
             return 0.0
-        return (
-            sum(abs(claimed - hits) for claimed, hits in zip(self._claimed, self._hits, strict=True)) / total
-        )
+        return sum(abs(claimed - hits) for claimed, hits in zip(self.claimed, self.hits, strict=True)) / total
 
 
 def _bin(confidence: float) -> int:

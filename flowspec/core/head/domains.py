@@ -7,12 +7,14 @@ the cosine of tf-idf vectors, over buckets of token ids). Pure; knows no tokeniz
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
-from flowspec.core.head.kept import COUNT_MAX, Kept
+from flowspec.core.head.learnt import COUNT_MAX, Count
+from flowspec.validation import Document, expect
 
 BUCKETS = 4096
 DOMAINS_MAX = 32
@@ -33,6 +35,29 @@ def sketch(tokens: Sequence[int]) -> Sketch:
     """Log-weighted counts: 1 + log(count) where a text uses a bucket, else 0."""
     counts = np.bincount(np.asarray(tokens, np.int64) % BUCKETS, minlength=BUCKETS)
     return np.where(counts > 0, 1 + np.log(np.maximum(counts, 1)), 0.0)
+
+
+_Word = tuple[
+    Annotated[int, Meta(ge=0, lt=BUCKETS)],
+    Annotated[float, Meta(ge=0, le=COUNT_MAX)],
+    Annotated[int, Meta(ge=1)],
+]
+"""A bucket, its weight in a domain, and how many prompts use it."""
+
+
+class DomainsState(Document, frozen=True, kw_only=True):
+    """Of prompts no text, but which buckets those of each domain use most."""
+
+    prompts: Count
+    domains: Annotated[
+        tuple[Annotated[tuple[_Word, ...], Meta(max_length=KEPT_BUCKETS)], ...], Meta(max_length=DOMAINS_MAX)
+    ]
+
+    def __post_init__(self) -> None:
+        used = max((used for words in self.domains for _, _, used in words), default=0)
+        expect(
+            used <= max(1, self.prompts), "prompts", self.prompts, f"at least {used}, which use one bucket"
+        )
 
 
 class Domains:
@@ -76,30 +101,18 @@ class Domains:
             likeness.append(float(weighted @ (centre * rarity) / both) if both > 0 else 0.0)
         return likeness
 
-    def kept(self) -> dict[str, Any]:
-        """Of prompts no text, but which buckets they use."""
+    def state_dict(self) -> DomainsState:
         domains = []
         for centre in self._centres:
             heaviest = np.argsort(-centre, kind="stable")[:KEPT_BUCKETS]
-            words = [
-                [int(each), float(centre[each]), int(self._used[each])]
-                for each in heaviest
-                if centre[each] > 0
-            ]
-            domains.append({"words": words})
-        return {"prompts": self._prompts, "domains": domains}
+            words = ((int(each), float(centre[each]), int(self._used[each])) for each in heaviest)
+            domains.append(tuple(word for word in words if word[1] > 0))
+        return DomainsState(prompts=self._prompts, domains=tuple(domains))
 
-    def recall(self, kept: Kept) -> None:
-        """Raises `ValueError`."""
-        prompts = kept["prompts"].whole()
-        used = np.zeros(BUCKETS, np.int64)
-        centres = []
-        for found in kept["domains"].each(most=DOMAINS_MAX):
-            centre = np.zeros(BUCKETS)
-            for word in found["words"].each(most=KEPT_BUCKETS):
-                bucket = word[0].whole(0, BUCKETS - 1)
-                centre[bucket] = word[1].number(most=COUNT_MAX)
-                used[bucket] = word[2].whole(1, max(1, prompts))
-            centres.append(centre)
-        self._prompts, self._used, self._centres = prompts, used, centres
-        self.examples = [()] * len(centres)
+    def load_state_dict(self, state: DomainsState) -> None:
+        self._prompts, self._used = state.prompts, np.zeros(BUCKETS, np.int64)
+        self._centres = [np.zeros(BUCKETS) for _ in state.domains]
+        for centre, words in zip(self._centres, state.domains, strict=True):
+            for bucket, weight, used in words:
+                centre[bucket], self._used[bucket] = weight, used
+        self.examples = [()] * len(self._centres)

@@ -16,11 +16,12 @@ request tries it for all. Pure; knows no sockets and no models.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from flowspec.core.head.kept import Kept
+from flowspec.core.head.learnt import Count, Learnt, Share
+from flowspec.validation import Document, expect
 
 SHARE_NEW = 0.06
 """Weight of the newest match in a request's moving average, once there have been some; the first ones count
@@ -42,49 +43,37 @@ STAY = 0.04
 """What another drafter must be worth more than one that has the request's text already."""
 
 
-@dataclass(slots=True)
-class DrafterScores:
-    """What each drafter was worth, from how many matches: moving averages in which the newest weighs `share`
-    at least."""
+class DrafterScores(Learnt, kw_only=True):
+    """What each drafter was worth, from how many matches: moving averages in which the newest weighs a
+    `share` at least."""
 
-    worth: list[float]
-    seen: list[int]
-    share: float
+    worth: list[Share]
+    seen: list[Count]
 
     @staticmethod
-    def empty(drafters: int, share: float) -> DrafterScores:
-        return DrafterScores([UNKNOWN] * drafters, [0] * drafters, share)
+    def empty(drafters: int) -> DrafterScores:
+        return DrafterScores(worth=[UNKNOWN] * drafters, seen=[0] * drafters)
 
-    def observe(self, drafter: int, chance: float) -> None:
+    def observe(self, drafter: int, chance: float, share: float) -> None:
         self.seen[drafter] += 1
-        self.worth[drafter] += max(self.share, 1 / self.seen[drafter]) * (chance - self.worth[drafter])
+        self.worth[drafter] += max(share, 1 / self.seen[drafter]) * (chance - self.worth[drafter])
 
-    def kept(self) -> dict[str, Any]:
-        return {"worth": self.worth, "seen": self.seen}
-
-    def recall(self, kept: Kept) -> None:
-        """Raises `ValueError`."""
-        worth = kept["worth"].numbers(len(self.worth), most=1.0)
-        self.worth, self.seen = worth, kept["seen"].wholes(len(self.seen))
-
-    def beside(self, drafter: int, prior: float, weight: int) -> float:
+    def beside(self, drafter: int, prior: float, weight: int, share: float) -> float:
         """A drafter's worth where something known beforehand counts for `weight` matches."""
-        seen = min(self.seen[drafter], round(1 / self.share))
+        seen = min(self.seen[drafter], round(1 / share))
         return (weight * prior + seen * self.worth[drafter]) / (weight + seen)
 
 
-@dataclass(slots=True)
-class Domain:
-    """What drafters were worth in the answers to prompts that are alike, of which so many ended; `working` is
-    how many requests each drafter works for now."""
+class Domain(Learnt, kw_only=True):
+    """What drafters were worth in the answers to prompts that are alike, of which so many ended."""
 
     scores: DrafterScores
-    working: list[int]
-    answers: int = 0
+    answers: Count
 
-    @staticmethod
-    def empty(drafters: int) -> Domain:
-        return Domain(DrafterScores.empty(drafters, SHARE_DOMAIN), [0] * drafters)
+
+class ExpertiseState(Document, frozen=True, kw_only=True):
+    overall: DrafterScores
+    domains: list[Domain]
 
 
 @dataclass(slots=True)
@@ -98,30 +87,36 @@ class RequestRecord:
 
 
 class Expertise:
-    """See the module. `domains` is the table that people are shown, by number. What is `expected` of each
-    drafter beforehand counts for so many matches."""
+    """See the module. `domains` is the table that people are shown, by number; `working` is for how many
+    requests of a domain a drafter works now. What is `expected` of each drafter beforehand counts for so many
+    matches."""
 
     def __init__(self, drafters: int, expected: Sequence[float] = (), matches: int = 0) -> None:
         self.drafters = drafters
-        self._overall = DrafterScores.empty(drafters, SHARE_DOMAIN)
+        self._overall = DrafterScores.empty(drafters)
         if expected:
-            self._overall = DrafterScores(list(expected), [matches] * drafters, SHARE_DOMAIN)
+            self._overall = DrafterScores(worth=list(expected), seen=[matches] * drafters)
         self.domains: list[Domain] = []
+        self.working: Counter[tuple[int, int]] = Counter()
 
     def begin(self, domain: int) -> RequestRecord:
         """A new answer, to a prompt of this domain."""
         while len(self.domains) <= domain:
-            self.domains.append(Domain.empty(self.drafters))
-        return RequestRecord(domain=domain, scores=DrafterScores.empty(self.drafters, SHARE_NEW))
+            self.domains.append(Domain(scores=DrafterScores.empty(self.drafters), answers=0))
+        return RequestRecord(domain=domain, scores=DrafterScores.empty(self.drafters))
 
     def observe(self, record: RequestRecord, chances: Mapping[int, float]) -> None:
         """Drafters had given these chances to the token that came true (0: they had not proposed it)."""
         best = next((drafter for drafter in record.chosen if drafter in chances), None)
-        for scores in (record.scores, self.domains[record.domain].scores, self._overall):
+        for scores, share in (
+            (record.scores, SHARE_NEW),
+            (self.domains[record.domain].scores, SHARE_DOMAIN),
+            (self._overall, SHARE_DOMAIN),
+        ):
             usual = 0.0 if best is None or not scores.seen[best] else scores.worth[best] - chances[best]
             for drafter, chance in chances.items():
                 is_compared = drafter != best and drafter in record.chosen
-                scores.observe(drafter, min(1.0, max(0.0, chance + usual)) if is_compared else chance)
+                scores.observe(drafter, min(1.0, max(0.0, chance + usual)) if is_compared else chance, share)
 
     def end(self, record: RequestRecord) -> None:
         """The answer is over: nobody works for it any more."""
@@ -134,16 +129,15 @@ class Expertise:
 
     def _in_domain(self, domain: Domain, drafter: int) -> float:
         overall = self._overall
-        return domain.scores.beside(
-            drafter, overall.worth[drafter], max(1, min(OVERALL_MAX, overall.seen[drafter]))
-        )
+        weight = max(1, min(OVERALL_MAX, overall.seen[drafter]))
+        return domain.scores.beside(drafter, overall.worth[drafter], weight, SHARE_DOMAIN)
 
     def worth(self, record: RequestRecord) -> list[float]:
         """What each drafter is worth in a request, from 0 to 1."""
         domain = self.domains[record.domain]
         weights = (max(1, min(TRUSTED_MAX, seen)) for seen in domain.scores.seen)
         return [
-            record.scores.beside(drafter, self._in_domain(domain, drafter), weight)
+            record.scores.beside(drafter, self._in_domain(domain, drafter), weight, SHARE_NEW)
             for drafter, weight in enumerate(weights)
         ]
 
@@ -176,9 +170,9 @@ class Expertise:
             for drafter, (worth, delay) in enumerate(zip(self.worth(record), delays, strict=True))
         ]
         known = [
-            min(OVERALL_MAX, overall) + seen + TRIAL * working
-            for overall, seen, working in zip(
-                self._overall.seen, domain.scores.seen, domain.working, strict=True
+            min(OVERALL_MAX, overall) + seen + TRIAL * self.working[record.domain, drafter]
+            for drafter, (overall, seen) in enumerate(
+                zip(self._overall.seen, domain.scores.seen, strict=True)
             )
         ]
         eagerness = EXPLORE * (1 - max(self.worth(record), default=0.0)) * math.sqrt(math.log(1 + sum(known)))
@@ -194,7 +188,7 @@ class Expertise:
         others = (
             drafter
             for drafter in order[count:]
-            if domain.scores.seen[drafter] >= TRIAL or not domain.working[drafter]
+            if domain.scores.seen[drafter] >= TRIAL or not self.working[record.domain, drafter]
         )
         rival = max(
             others, key=lambda drafter: (domain.scores.seen[drafter] < TRIAL, bound(drafter)), default=None
@@ -210,25 +204,15 @@ class Expertise:
 
     def put(self, record: RequestRecord, chosen: tuple[int, ...]) -> None:
         """These work for the request from now on."""
-        working = self.domains[record.domain].working
-        for drafter in record.chosen:
-            working[drafter] -= 1
-        for drafter in chosen:
-            working[drafter] += 1
+        self.working.subtract((record.domain, drafter) for drafter in record.chosen)
+        self.working.update((record.domain, drafter) for drafter in chosen)
         record.chosen = chosen
 
-    def kept(self) -> dict[str, Any]:
-        domains = [{"answers": domain.answers, **domain.scores.kept()} for domain in self.domains]
-        return {"overall": self._overall.kept(), "domains": domains}
+    def state_dict(self) -> ExpertiseState:
+        return ExpertiseState(overall=self._overall, domains=self.domains)
 
-    def recall(self, kept: Kept, domains_max: int) -> None:
-        """Of at most so many domains; raises `ValueError`."""
-        overall = DrafterScores.empty(self.drafters, SHARE_DOMAIN)
-        overall.recall(kept["overall"])
-        domains = []
-        for found in kept["domains"].each(most=domains_max):
-            domain = Domain.empty(self.drafters)
-            domain.scores.recall(found)
-            domain.answers = found["answers"].whole()
-            domains.append(domain)
-        self._overall, self.domains = overall, domains
+    def load_state_dict(self, state: ExpertiseState) -> None:
+        for scores in (state.overall, *(domain.scores for domain in state.domains)):
+            counts = {len(scores.worth), len(scores.seen)}
+            expect(counts == {self.drafters}, "expertise", counts, f"numbers of {self.drafters} drafters")
+        self._overall, self.domains = state.overall, state.domains

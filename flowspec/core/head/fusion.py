@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flowspec.core.head.calibration import Calibrator
-from flowspec.core.head.kept import Kept
+from flowspec.validation import Document, expect
 
 Offers = tuple[tuple[int, float], ...]
 """Tokens below a node, each with a model's own confidence in it (0 to 1)."""
@@ -31,6 +30,11 @@ class Ranked:
     is_verdict: bool
 
 
+class FusionState(Document, frozen=True, kw_only=True):
+    models: list[Calibrator]
+    fused: Calibrator
+
+
 class Fusion:
     """What is learnt of each model by exact matches. `levels[j]` is that of model j.
 
@@ -42,8 +46,8 @@ class Fusion:
         self.levels = tuple(levels)
         self._is_calibrated = is_calibrated
         self._fuses = fuses
-        self.calibrators = [Calibrator() for _ in levels]
-        self.fused = Calibrator()
+        self.calibrators = [Calibrator.empty() for _ in levels]
+        self.fused = Calibrator.empty()
 
     def rank(self, found: Mapping[int, Offers], weights: Sequence[float]) -> Ranked:
         """One ranking of what some models propose below one node; at least one has."""
@@ -88,19 +92,15 @@ class Fusion:
             for proposed, score in ranked.offers:
                 self.fused.observe(score, is_right=proposed == token)
 
-    def kept(self) -> dict[str, Any]:
-        return {
-            "models": [calibrator.kept() for calibrator in self.calibrators],
-            "fused": self.fused.kept(),
-        }
+    def state_dict(self) -> FusionState:
+        return FusionState(models=self.calibrators, fused=self.fused)
 
-    def recall(self, kept: Kept) -> None:
-        """Raises `ValueError`."""
-        for calibrator, found in zip(
-            self.calibrators, kept["models"].each(len(self.calibrators)), strict=True
-        ):
-            calibrator.recall(found)
-        self.fused.recall(kept["fused"])
+    def load_state_dict(self, state: FusionState) -> None:
+        count = len(self.calibrators)
+        expect(
+            len(state.models) == count, "fusion.models", f"{len(state.models)} of them", f"{count} of them"
+        )
+        self.calibrators, self.fused = state.models, state.fused
 
     @property
     def error(self) -> float:

@@ -24,7 +24,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, cast
+
+from msgspec import Meta
 
 from flowspec.core.head import sharing
 from flowspec.core.head.admission import Admission
@@ -55,17 +57,17 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.head.features import LATE_S, FeatureDesk
 from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
-from flowspec.core.head.fusion import Fusion
-from flowspec.core.head.kept import Kept
+from flowspec.core.head.fusion import Fusion, FusionState
 from flowspec.core.head.prompt_chunks import SlotTime, chunk_rows
 from flowspec.core.head.request import Request, Source, begin
-from flowspec.core.methods import WITHOUT_GUESSES, make_method
+from flowspec.core.methods import WITHOUT_GUESSES, MethodState, make_method
 from flowspec.core.methods.base import Method, View
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, Release, Verified, VerifiedPart
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
+from flowspec.validation import Document, expect
 
 RULES = {
     "taken over": "an answer goes on where another head's ended",
@@ -98,6 +100,14 @@ UNKNOWN_LEFT_S = 1e-3
 """What is taken to be left of an answer whose speed is unknown: little, so that nobody waits for its end."""
 TURNAROUND_MAX_S = 600.0
 """Of what is kept between runs: longer ones would be believed for too long."""
+
+
+class HeadState(Document, frozen=True, kw_only=True):
+    """What is worth keeping for a later run with the same models, method and devices."""
+
+    turnaround_s: list[Annotated[float, Meta(ge=0, le=TURNAROUND_MAX_S)]]
+    fusion: FusionState
+    method: MethodState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,21 +219,21 @@ class HeadCore:
         self.drafters.turnaround_s = experience.turnaround_s
         self.method.take(experience.of_method)
 
-    def kept(self) -> dict[str, Any]:
-        """What is worth keeping for a later run with the same models, method and devices: plain data, as JSON
-        can hold it."""
-        return {
-            "turnaround_s": self.drafters.turnaround_s,
-            "fusion": self.drafters.fusion.kept(),
-            "method": self.method.kept(),
-        }
+    def state_dict(self) -> HeadState:
+        return HeadState(
+            turnaround_s=self.drafters.turnaround_s,
+            fusion=self.drafters.fusion.state_dict(),
+            method=cast(MethodState, self.method.state_dict()),
+        )
 
-    def recall(self, data: Any) -> None:
-        """Begin with what is `kept` of an earlier run; raises `ValueError`."""
-        kept = Kept(data)
-        turnaround_s = kept["turnaround_s"].numbers(len(self.drafters.traits), most=TURNAROUND_MAX_S)
-        self.drafters.fusion.recall(kept["fusion"])
-        self.method.recall(kept["method"])
+    def load_state_dict(self, state: HeadState) -> None:
+        """Begin with the state of an earlier run; raises `Misfit`."""
+        count, turnaround_s = len(self.drafters.traits), state.turnaround_s
+        expect(len(turnaround_s) == count, "turnaround_s", turnaround_s, f"numbers of {count} models")
+        is_own = type(state.method) is type(self.method.state_dict())
+        expect(is_own, "method", type(state.method).__name__, f"what {self.method.name} learns")
+        self.method.load_state_dict(state.method)
+        self.drafters.fusion.load_state_dict(state.fusion)
         self.drafters.turnaround_s = turnaround_s
 
     def flight_s(self, now_s: float) -> float:

@@ -14,10 +14,13 @@ verification time; in a pipeline that is full a level that comes late costs befo
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from flowspec.core.head.fusion import Offers
-from flowspec.core.head.kept import Kept
+from flowspec.core.head.learnt import Count, Number
+from flowspec.validation import Document, expect
 
 FEW = 3
 """Proposals below a node that are likely to be sent."""
@@ -32,6 +35,14 @@ TRIAL_AFTER_MIN, TRIAL_AFTER_MAX = 32, 1024
 """Tokens until one more drafter is tried again, each time twice as many."""
 MARGIN = 0.9
 """As a share of what it saves, what one more drafter may cost to be taken in."""
+
+
+class TeamSizeState(Document, frozen=True, kw_only=True):
+    size: Annotated[int, Meta(ge=1)]
+    gains: list[Annotated[float, Meta(ge=-1, le=1)]]
+    seen: list[Count]
+    levels_s: list[Number]
+    trial_after: Annotated[int, Meta(ge=TRIAL_AFTER_MIN, le=TRIAL_AFTER_MAX)]
 
 
 class TeamSize:
@@ -85,23 +96,27 @@ class TeamSize:
             self._trial_after = min(2 * self._trial_after, TRIAL_AFTER_MAX)
             self._trial_at = self.tokens + self._trial_after
 
-    def kept(self) -> dict[str, Any]:
-        return {
-            "size": self.size,
-            "gains": self._gains,
-            "seen": self._seen,
-            "levels_s": self._levels_s,
-            "trial_after": self._trial_after,
-        }
+    def state_dict(self) -> TeamSizeState:
+        return TeamSizeState(
+            size=self.size,
+            gains=self._gains,
+            seen=self._seen,
+            levels_s=self._levels_s,
+            trial_after=self._trial_after,
+        )
 
-    def recall(self, kept: Kept) -> None:
-        """Tokens are counted anew. Raises `ValueError`."""
-        size = kept["size"].whole(1, self._most)
-        gains, seen = kept["gains"].numbers(self._most, -1.0, 1.0), kept["seen"].wholes(self._most)
-        levels_s = kept["levels_s"].numbers(self._most + 1)
-        trial_after = kept["trial_after"].whole(TRIAL_AFTER_MIN, TRIAL_AFTER_MAX)
-        self.size, self._gains, self._seen, self._levels_s = size, gains, seen, levels_s
-        self._trial_after, self._trial_at = trial_after, float(trial_after)
+    def load_state_dict(self, state: TeamSizeState) -> None:
+        """Tokens are counted anew."""
+        counts, most = (len(state.gains), len(state.seen), len(state.levels_s)), self._most
+        expect(counts == (most, most, most + 1), "team_size", counts, f"those of {most} drafters")
+        expect(state.size <= most, "team_size.size", state.size, f"at most {most}")
+        self.size, self._gains, self._seen, self._levels_s = (
+            state.size,
+            state.gains,
+            state.seen,
+            state.levels_s,
+        )
+        self._trial_after, self._trial_at = state.trial_after, float(state.trial_after)
 
     def _costs_s(self, size: int) -> float:
         """What the last of so many drafters adds to a level."""

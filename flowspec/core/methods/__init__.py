@@ -8,12 +8,12 @@ from typing import Any
 
 from flowspec.core.methods.ar import Autoregressive
 from flowspec.core.methods.base import Method
-from flowspec.core.methods.continuous import Continuous
-from flowspec.core.methods.cosine import Cosine
+from flowspec.core.methods.continuous import Continuous, ContinuousState
+from flowspec.core.methods.cosine import Cosine, CosineState
 from flowspec.core.methods.lockstep import LockStep
 from flowspec.core.methods.pipedec import Levels
 from flowspec.core.methods.rounds import Chunks, TreeRounds
-from flowspec.core.methods.specrouter import SpecRouter
+from flowspec.core.methods.specrouter import SpecRouter, SpecRouterState
 from flowspec.errors import InputError
 
 ALL: Sequence[type[Method]] = (
@@ -27,6 +27,8 @@ ALL: Sequence[type[Method]] = (
     LockStep,
 )
 """Every method; where none is named, the first that suits."""
+MethodState = ContinuousState | CosineState | SpecRouterState | None
+"""What a method keeps between runs."""
 _BY_NAME = {each.name: each for each in ALL}
 METHODS = tuple(_BY_NAME)
 DEFAULT = METHODS[0]

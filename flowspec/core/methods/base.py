@@ -18,9 +18,9 @@ from flowspec.core.head.drafter_jobs import expandable
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.fusion import Offers
-from flowspec.core.head.kept import Kept
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
+from flowspec.validation import Document
 
 Choice = tuple[Request, list[int]]
 """Nodes of one request, parents first; the root among them if it has not been sent."""
@@ -178,12 +178,12 @@ class Method:
     def take(self, experience: object) -> None:
         """Begin with what another of its kind learnt."""
 
-    def kept(self) -> dict[str, Any]:
-        """What of it is worth keeping between runs, as plain data (`core.head.kept`)."""
-        return {}
+    def state_dict(self) -> Document | None:
+        """What of it is worth keeping between runs (`core.head.learnt`)."""
+        return None
 
-    def recall(self, kept: Kept) -> None:
-        """Begin with what is `kept` of an earlier run; raises `ValueError`."""
+    def load_state_dict(self, state: Any) -> None:
+        """Begin with the state that one of its kind had; raises `Misfit`."""
 
 
 def beam(view: View, request: Request, width: int, depth: int) -> list[int] | None:

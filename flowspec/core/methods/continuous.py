@@ -15,17 +15,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from flowspec.core.head.domains import Domains
+from msgspec import Meta
+
+from flowspec.core.head.domains import Domains, DomainsState
 from flowspec.core.head.drafter_jobs import most_valuable
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.kept import Kept
+from flowspec.core.head.learnt import Share
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Method, Observation, Parameter, View
-from flowspec.core.methods.governor import Governor
+from flowspec.core.methods.governor import Governor, GovernorState
 from flowspec.core.methods.patience import LATE, Hope, Slots, gain_s
 from flowspec.core.protocol import limits
+from flowspec.validation import Document, expect
 
 VALUE_MIN = 0.002
 """Nodes less likely than this are neither sent nor expanded."""
@@ -46,7 +49,17 @@ CHANCE_TOKENS_MIN, CHANCE_TOKENS_MAX = 4, 64
 """How often a token is guessed is the mean over so many of late; the first value counts as so many."""
 CHANCE_LEAST = 0.05
 """Guesses less likely than this are seldom sent: not that deep in a tree."""
-NO_DOMAINS = {"prompts": 0, "domains": []}
+
+
+class ContinuousState(Document, frozen=True, kw_only=True, tag_field="method", tag="continuous"):
+    chance: Share
+    chance_tokens: Annotated[int, Meta(ge=CHANCE_TOKENS_MIN, le=CHANCE_TOKENS_MAX)]
+    governor: GovernorState
+    domains: DomainsState
+
+    def __post_init__(self) -> None:
+        known, stances = range(len(self.domains.domains)), [each.domain for each in self.governor.domains]
+        expect({*stances} <= {*known}, "governor", stances, f"numbers of {len(known)} domains")
 
 
 class Continuous(Method):
@@ -135,24 +148,18 @@ class Continuous(Method):
         assert isinstance(experience, tuple)
         self._chance, self._chance_tokens = experience
 
-    def kept(self) -> dict[str, Any]:
-        return {
-            "chance": self._chance,
-            "chance_tokens": self._chance_tokens,
-            "governor": self._governor.kept(),
-            "domains": self.domains.kept(),
-        }
+    def state_dict(self) -> ContinuousState:
+        return ContinuousState(
+            chance=self._chance,
+            chance_tokens=self._chance_tokens,
+            governor=self._governor.state_dict(),
+            domains=self.domains.state_dict(),
+        )
 
-    def recall(self, kept: Kept) -> None:
-        self.domains.recall(self._kept_domains(kept))
-        chance = kept["chance"].number(most=1.0)
-        chance_tokens = kept["chance_tokens"].whole(CHANCE_TOKENS_MIN, CHANCE_TOKENS_MAX)
-        self._governor.recall(kept["governor"], len(self.domains))
-        self._chance, self._chance_tokens = chance, chance_tokens
-
-    def _kept_domains(self, kept: Kept) -> Kept:
-        """The kinds of prompts that an earlier run told apart; a file of before has none."""
-        return kept["domains"] if "domains" in kept else Kept(NO_DOMAINS)
+    def load_state_dict(self, state: Any) -> None:
+        self._chance, self._chance_tokens = state.chance, state.chance_tokens
+        self._governor.load_state_dict(state.governor)
+        self.domains.load_state_dict(state.domains)
 
     def walked(self, request: Request, emitted: int) -> None:
         self._answering.add(request.number)

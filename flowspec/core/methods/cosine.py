@@ -18,14 +18,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import asdict
+
 from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.expertise import Expertise, RequestRecord
-from flowspec.core.head.kept import Kept
+from flowspec.core.head.expertise import Expertise, ExpertiseState, RequestRecord
 from flowspec.core.head.request import Request
-from flowspec.core.head.team_size import TeamSize
+from flowspec.core.head.team_size import TeamSize, TeamSizeState
 from flowspec.core.methods.base import Observation, Parameter, View
-from flowspec.core.methods.continuous import Continuous
+from flowspec.core.methods.continuous import Continuous, ContinuousState
+from flowspec.validation import expect
 
 CHOOSE_TOKENS = 8
 """Tokens of an answer between two looks at who drafts for it."""
@@ -57,6 +59,16 @@ class DrafterChoice:
     @property
     def chosen(self) -> tuple[int, ...]:
         return self.record.chosen
+
+
+class CosineState(ContinuousState, frozen=True, kw_only=True, tag="cosine"):
+    expertise: ExpertiseState
+    team_size: TeamSizeState
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most, found = len(self.domains.domains), len(self.expertise.domains)
+        expect(found <= most, "expertise", f"{found} domains", f"at most {most} domains")
 
 
 class Cosine(Continuous):
@@ -115,18 +127,17 @@ class Cosine(Continuous):
         assert isinstance(experience, tuple)
         self.domains, self.expertise, self._team_size = experience
 
-    def kept(self) -> dict[str, Any]:
-        team = {"expertise": self.expertise.kept(), "team_size": self._team_size.kept()}
-        return {**super().kept(), **team}
+    def state_dict(self) -> CosineState:
+        return CosineState(
+            **asdict(super().state_dict()),
+            expertise=self.expertise.state_dict(),
+            team_size=self._team_size.state_dict(),
+        )
 
-    def recall(self, kept: Kept) -> None:
-        super().recall(kept)
-        self.expertise.recall(kept["expertise"], len(self.domains))
-        self._team_size.recall(kept["team_size"])
-
-    def _kept_domains(self, kept: Kept) -> Kept:
-        """A file of before has them beside what drafters are worth in them."""
-        return kept["domains"] if "domains" in kept else kept["expertise"]
+    def load_state_dict(self, state: Any) -> None:
+        self.expertise.load_state_dict(state.expertise)
+        self._team_size.load_state_dict(state.team_size)
+        super().load_state_dict(state)
 
     def _weigh(self, request: Request) -> None:
         if self._routing:

@@ -35,9 +35,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from flowspec.core.head.kept import Kept
+from msgspec import Meta
+
+from flowspec.core.head.learnt import Count, Number
+from flowspec.validation import Document
 
 CLEARLY_BETTER = 1.3
 """Times the rate of plain decoding, as last measured and as estimated, from which on it is not measured. The
@@ -76,6 +79,27 @@ RIGHT_SHARE, RIGHT_TOKENS, RIGHT_DUE = 0.5, 16, 0.2
 have seen for a trial that is due."""
 GAIN_MAX = 8.0
 """Tokens that guessing gains in an answer, at most, or loses: what was better for long may be so no more."""
+
+
+_Rest = Annotated[int, Meta(ge=REST_TOKENS_MIN, le=REST_TOKENS_MAX)]
+
+
+class StanceState(Document, frozen=True, kw_only=True):
+    domain: int
+    is_faster: bool
+    rest_tokens: _Rest
+    rested: Number
+    gain: Annotated[float, Meta(ge=-GAIN_MAX, le=GAIN_MAX)]
+    answers: Count
+
+
+class GovernorState(Document, frozen=True, kw_only=True):
+    plain_rate: Number
+    is_faster: bool
+    rest_tokens: _Rest
+    new_answer_tokens: Annotated[int, Meta(ge=NEW_ANSWER_TOKENS_MIN, le=REST_TOKENS_MAX)]
+    unmeasured_tokens: Annotated[int, Meta(ge=UNMEASURED_TOKENS_MIN, le=UNMEASURED_TOKENS_MAX)]
+    domains: tuple[StanceState, ...]
 
 
 @dataclass(slots=True)
@@ -117,24 +141,29 @@ class Stance:
         self.gain += max(SHARE_NEW, 1 / (self.answers + 1)) * (gain - self.gain)
         self.gain = min(GAIN_MAX, max(-GAIN_MAX, self.gain))
 
-    def kept(self) -> dict[str, Any]:
-        return {
-            "is_faster": not self.is_resting or self.is_measuring,
-            "rest_tokens": self.rest_tokens,
-            "rested": self.tokens if self.is_resting and not self.is_measuring else 0.0,
-            "gain": self.gain,
-            "answers": self.answers,
-        }
+    @property
+    def is_faster(self) -> bool:
+        """Whether guessing is, as far as is known."""
+        return not self.is_resting or self.is_measuring
+
+    def state_dict(self, domain: int) -> StanceState:
+        return StanceState(
+            domain=domain,
+            is_faster=self.is_faster,
+            rest_tokens=self.rest_tokens,
+            rested=0.0 if self.is_faster else self.tokens,
+            gain=self.gain,
+            answers=self.answers,
+        )
 
     @staticmethod
-    def recalled(kept: Kept) -> Stance:
-        """Raises `ValueError`."""
+    def of(state: StanceState) -> Stance:
         return Stance(
-            is_resting=not kept["is_faster"].flag(),
-            rest_tokens=kept["rest_tokens"].whole(REST_TOKENS_MIN, REST_TOKENS_MAX),
-            tokens=kept["rested"].number(),
-            gain=kept["gain"].number(-GAIN_MAX, GAIN_MAX),
-            answers=kept["answers"].whole(),
+            is_resting=not state.is_faster,
+            rest_tokens=state.rest_tokens,
+            tokens=state.rested,
+            gain=state.gain,
+            answers=state.answers,
         )
 
 
@@ -226,37 +255,24 @@ class Governor:
         else:
             self._guessed(tokens, now_s - looked_s, plain_rate)
 
-    def kept(self) -> dict[str, Any]:
-        stance = self._shared
-        return {
-            "plain_rate": self._plain_rate,
-            "is_faster": not stance.is_resting or stance.is_measuring,
-            "rest_tokens": stance.rest_tokens,
-            "new_answer_tokens": self._new_answer_tokens,
-            "unmeasured_tokens": self._unmeasured_tokens,
-            "domains": [
-                {"domain": domain, **stance.kept()} for domain, stance in sorted(self._stances.items())
-            ],
-        }
+    def state_dict(self) -> GovernorState:
+        return GovernorState(
+            plain_rate=self._plain_rate,
+            is_faster=self._shared.is_faster,
+            rest_tokens=self._shared.rest_tokens,
+            new_answer_tokens=self._new_answer_tokens,
+            unmeasured_tokens=self._unmeasured_tokens,
+            domains=tuple(stance.state_dict(domain) for domain, stance in sorted(self._stances.items())),
+        )
 
-    def recall(self, kept: Kept, domains: int = 0) -> None:
-        """An earlier run's verdicts, with so many domains. Where guessing was the slower way for those that
-        share a stance it is on trial from the start; a domain rests on. Files of before have no stances of
-        domains. Raises `ValueError`."""
-        plain_rate = kept["plain_rate"].number()
-        rest_tokens = kept["rest_tokens"].whole(REST_TOKENS_MIN, REST_TOKENS_MAX)
-        new_answer_tokens = kept["new_answer_tokens"].whole(NEW_ANSWER_TOKENS_MIN, REST_TOKENS_MAX)
-        unmeasured_tokens = kept["unmeasured_tokens"].whole(UNMEASURED_TOKENS_MIN, UNMEASURED_TOKENS_MAX)
-        is_faster = kept["is_faster"].flag()
-        stances = {}
-        if "domains" in kept:
-            for each in kept["domains"].each(most=domains):
-                stances[each["domain"].whole(0, domains - 1)] = Stance.recalled(each)
-        self._plain_rate, self._unmeasured_tokens = plain_rate, unmeasured_tokens
-        self._new_answer_tokens = new_answer_tokens
-        self._shared = self._stance = Stance(rest_tokens=rest_tokens, is_trial=not is_faster)
-        self._is_trial_of_new = not is_faster
-        self._stances = stances
+    def load_state_dict(self, state: GovernorState) -> None:
+        """An earlier run's verdicts. Where guessing was the slower way for those that share a stance it is on
+        trial from the start; a domain rests on."""
+        self._plain_rate, self._unmeasured_tokens = state.plain_rate, state.unmeasured_tokens
+        self._new_answer_tokens = state.new_answer_tokens
+        self._is_trial_of_new = not state.is_faster
+        self._shared = self._stance = Stance(rest_tokens=state.rest_tokens, is_trial=not state.is_faster)
+        self._stances = {each.domain: Stance.of(each) for each in state.domains}
 
     # ------------------------------------------------------------------------------------ look by look
 

@@ -31,18 +31,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
+from msgspec.structs import asdict
 
 from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.expertise import UNKNOWN, Expertise, RequestRecord
+from flowspec.core.head.expertise import UNKNOWN, Expertise, ExpertiseState, RequestRecord
 from flowspec.core.head.fusion import Offers
-from flowspec.core.head.kept import Kept
+from flowspec.core.head.learnt import Count, Share
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Observation, View
 from flowspec.core.methods.chains import Chain, by_level, chains_to_try, slowest_s
-from flowspec.core.methods.continuous import Continuous
+from flowspec.core.methods.continuous import Continuous, ContinuousState
 from flowspec.rounding import duration
+from flowspec.validation import Document, expect
 
 STAY_TOKENS = 16
 """Tokens that a chain has at least, once it is chosen."""
@@ -92,6 +96,32 @@ class ChainChoice:
     is_trial: bool = False
 
 
+_Correction = Annotated[float, Meta(ge=-CORRECTION_MAX, le=CORRECTION_MAX)]
+
+
+class ChainState(Document, frozen=True, kw_only=True):
+    models: Chain
+    timings: Count
+    correction: _Correction
+
+
+class ChainsState(Document, frozen=True, kw_only=True):
+    tokens: Count
+    expertise: ExpertiseState
+    similar: tuple[tuple[int, int, Share], ...]
+    common: _Correction
+    chains: Annotated[tuple[ChainState, ...], Meta(max_length=TIMED_KEPT)]
+
+
+class SpecRouterState(ContinuousState, frozen=True, kw_only=True, tag="specrouter"):
+    measured: ChainsState
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        most, found = len(self.domains.domains), len(self.measured.expertise.domains)
+        expect(found <= most, "measured", f"{found} domains", f"at most {most} domains")
+
+
 @dataclass(slots=True)
 class ChainRecords:
     """What is learnt of models and chains in so many `tokens`: who is worth what, how alike two models are,
@@ -133,36 +163,28 @@ class ChainRecords:
             del self.times[other]
             self.correction.pop(other, None)
 
-    def kept(self) -> dict[str, Any]:
-        return {
-            "tokens": self.tokens,
-            "expertise": self.expertise.kept(),
-            "similar": [[*pair, alike] for pair, alike in self.similar.items()],
-            "common": self.common,
-            "chains": [
-                {"models": chain, "timings": seen, "correction": self.correction.get(chain, 0.0)}
+    def state_dict(self) -> ChainsState:
+        return ChainsState(
+            tokens=self.tokens,
+            expertise=self.expertise.state_dict(),
+            similar=tuple((*pair, alike) for pair, alike in self.similar.items()),
+            common=self.common,
+            chains=tuple(
+                ChainState(models=chain, timings=seen, correction=self.correction.get(chain, 0.0))
                 for chain, seen in self.times.items()
-            ],
-        }
+            ),
+        )
 
-    def recall(self, kept: Kept, domains: int) -> None:
-        """Of at most so many domains; raises `ValueError`."""
-        most = self.expertise.drafters - 1
-        tokens = kept["tokens"].whole()
-        common = kept["common"].number(-CORRECTION_MAX, CORRECTION_MAX)
-        similar = {
-            (each[0].whole(0, most), each[1].whole(0, most)): each[2].number(most=1.0)
-            for each in kept["similar"].each(most=(most + 1) ** 2)
-        }
-        times: dict[Chain, int] = {}
-        correction: dict[Chain, float] = {}
-        for each in kept["chains"].each(most=TIMED_KEPT):
-            chain = tuple(model.whole(0, most) for model in each["models"].each(most=most + 1))
-            times[chain] = each["timings"].whole()
-            correction[chain] = each["correction"].number(-CORRECTION_MAX, CORRECTION_MAX)
-        self.expertise.recall(kept["expertise"], domains)
-        self.tokens, self.common, self.similar = tokens, common, similar
-        self.times, self.correction = times, correction
+    def load_state_dict(self, state: ChainsState) -> None:
+        count = self.expertise.drafters
+        named = {model for *pair, _ in state.similar for model in pair}
+        named.update(model for chain in state.chains for model in chain.models)
+        expect(named <= {*range(count)}, "measured", sorted(named), f"numbers of {count} models")
+        self.expertise.load_state_dict(state.expertise)
+        self.tokens, self.common = state.tokens, state.common
+        self.similar = {(low, high): alike for low, high, alike in state.similar}
+        self.times = {chain.models: chain.timings for chain in state.chains}
+        self.correction = {chain.models: chain.correction for chain in state.chains}
 
     def corrected(self, chain: Chain, seconds: float) -> float:
         """What a chain is expected to take where `seconds` are predicted, and what that may be off by: of two
@@ -235,16 +257,12 @@ class SpecRouter(Continuous):
         self.domains, self.measured = experience
         self.expertise = self.measured.expertise
 
-    def kept(self) -> dict[str, Any]:
-        return {**super().kept(), "measured": self.measured.kept()}
+    def state_dict(self) -> SpecRouterState:
+        return SpecRouterState(**asdict(super().state_dict()), measured=self.measured.state_dict())
 
-    def recall(self, kept: Kept) -> None:
-        super().recall(kept)
-        self.measured.recall(kept["measured"], len(self.domains))
-
-    def _kept_domains(self, kept: Kept) -> Kept:
-        """A file of before has them beside what models are worth in them."""
-        return kept["domains"] if "domains" in kept else kept["measured"]["expertise"]
+    def load_state_dict(self, state: Any) -> None:
+        self.measured.load_state_dict(state.measured)
+        super().load_state_dict(state)
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
