@@ -14,13 +14,14 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from flowspec.core.head.head import HeadState
 from flowspec.folders import read_regular, state_folder, write_whole
 from flowspec.plan.placement import ClusterPlan
-from flowspec.validation import Document, Misfit, decode_json
+from flowspec.validation import NOTHING, Document, Misfit, decode_json
 
 VERSION = 2
 """Of the file: counts up when a field comes, goes or means something else."""
@@ -37,20 +38,9 @@ class _Version(msgspec.Struct):
     version: int
 
 
-class Origin(Document, frozen=True, kw_only=True):
-    """Whose knowledge it is: with another model, method or split it would be worth nothing."""
-
-    model: str
-    fingerprint: str
-    precision: str
-    method: str
-    drafters: tuple[str, ...]
-    stages: tuple[tuple[str, int, int], ...]
-
-
 class LearntDocument(Document, frozen=True, kw_only=True):
     version: int = VERSION
-    of: Origin
+    of: dict[str, Any]
     learnt: HeadState
 
 
@@ -58,14 +48,14 @@ class LearntFile:
     """Where a head with this plan, method and drafters keeps what it learns."""
 
     def __init__(self, plan: ClusterPlan, method: str, drafters: Sequence[str]) -> None:
-        self._of = Origin(
-            model=plan.model,
-            fingerprint=plan.fingerprint,
-            precision=plan.dtype,
-            method=method,
-            drafters=tuple(drafters),
-            stages=tuple((stage.name, stage.first, stage.end) for stage in plan.stages),
-        )
+        self._of = {
+            "model": plan.model,
+            "fingerprint": plan.fingerprint,
+            "precision": plan.dtype,
+            "method": method,
+            "drafters": list(drafters),
+            "stages": [[stage.name, stage.first, stage.end] for stage in plan.stages],
+        }
         digest = hashlib.sha256(msgspec.json.encode(self._of)).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9.]+", "-", Path(plan.model).name)[:40].strip("-.")
         self.path = state_folder() / "learnt" / f"{name or 'model'}-{method}-{digest}.json"
@@ -85,8 +75,8 @@ class LearntFile:
             raise ValueError(f"expected a file that can be read ({error.strerror})") from None
         except (msgspec.DecodeError, RecursionError):
             raise ValueError("expected JSON") from None
-        for name, own in msgspec.structs.asdict(self._of).items():
-            if (other := getattr(found.of, name)) != own:
+        for name, own in self._of.items():
+            if (other := found.of.get(name, NOTHING)) != own:
                 raise Misfit(("of", name), f"{own!r:.80}", other)
         return found.learnt
 

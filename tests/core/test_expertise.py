@@ -140,7 +140,7 @@ TRIP_S = 0.2
 def run(chances: tuple[float, ...], level_s: dict[int, float], tokens: int = 2000) -> list[int]:
     """The sizes at each token, where drafter n finds a token by chance, alone or after those before it
     failed."""
-    teams, chance = TeamSize(len(chances)), random.Random(4)
+    teams, chance = TeamSize.of(len(chances)), random.Random(4)
     sizes = []
     for token in range(tokens):
         sizes.append(teams.size)
@@ -170,7 +170,7 @@ def test_those_are_taken_in_that_save_more_than_they_cost_and_others_tried_seldo
 
 @pytest.mark.parametrize("offers", [{}, {0: ((7, 0.5),)}])
 def test_one_drafter_alone_is_a_team_of_one(offers: dict[int, tuple[tuple[int, float], ...]]) -> None:
-    teams = TeamSize(1)
+    teams = TeamSize.of(1)
     for token in range(500):
         teams.observe((0,), offers, token)
         teams.tokens = token

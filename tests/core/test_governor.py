@@ -194,7 +194,7 @@ def test_a_trial_that_a_domain_passes_gives_its_patience_back() -> None:
     passed = [number for number, rested in enumerate(late) if not any(rested)]
     assert passed
     assert not any(late[-1])
-    assert answers.governor.state_dict().domains[0].rest_tokens == REST_TOKENS_MIN
+    assert answers.governor.state_dict().domains["0"].rest_tokens == REST_TOKENS_MIN
 
 
 def test_several_answers_are_looked_at_as_one_and_hide_no_cost() -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from flowspec.core.head.events import Draft, DrafterLost, Submit
-from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import View
 from flowspec.core.methods.chains import CHAINS_MAX, Chain, by_level, chains_to_try, every_chain, slowest_s
@@ -179,7 +178,7 @@ def test_judges_that_pay_are_in_the_chain_and_similarity_is_what_two_share() -> 
 @pytest.mark.parametrize(("slower", "pays_after"), [(1.0, 100), (1.1, 700)])
 def test_a_chain_is_tried_where_the_tokens_to_come_would_pay_for_it(slower: float, pays_after: int) -> None:
     def gain(tokens: int) -> float:
-        return ChainRecords(Expertise(2), tokens=tokens).gain((0,), slower)
+        return ChainRecords(tokens=tokens).gain((0,), slower)
 
     assert gain(0) < gain(pays_after // 2) < 0 < gain(pays_after)
     assert gain(TO_COME_MAX) == gain(2 * TO_COME_MAX)
@@ -187,7 +186,7 @@ def test_a_chain_is_tried_where_the_tokens_to_come_would_pay_for_it(slower: floa
 
 def test_what_is_gained_by_a_try_is_the_mean_over_what_it_may_turn_out_to_take() -> None:
     """By drawing two million times how long the chain takes in truth, and what a timing of that would say."""
-    measured = ChainRecords(Expertise(2), tokens=1000, times={(0,): 3})
+    measured = ChainRecords(tokens=1000, times={(0,): 3})
     draw, many = np.random.default_rng(1).normal, 2 * 10**6
     spread, known = 0.5, 3 + 5
     truth = np.log(1.1) + draw(0, spread / np.sqrt(known), many)
@@ -198,11 +197,11 @@ def test_what_is_gained_by_a_try_is_the_mean_over_what_it_may_turn_out_to_take()
 
 
 def test_a_chain_that_was_timed_often_is_hardly_tried_again_and_preferred() -> None:
-    measured = ChainRecords(Expertise(2), tokens=1000)
+    measured = ChainRecords(tokens=1000)
     new = measured.gain((0,), 1.1)
     measured.times[0,] = 20
     assert measured.gain((0,), 1.1) < 0 < new
-    measured = ChainRecords(Expertise(2), times={(0, 1): 9, (0,): 1})
+    measured = ChainRecords(times={(0, 1): 9, (0,): 1})
     assert measured.corrected((0, 1), 0.1) < measured.corrected((0,), 0.1)
 
 
@@ -292,7 +291,7 @@ def test_many_levels_are_decided_about_with_a_few_chains(monkeypatch: pytest.Mon
 
 
 def test_only_the_last_timings_are_kept() -> None:
-    measured = ChainRecords(Expertise(1))
+    measured = ChainRecords()
     for number in range(3 * TIMED_KEPT):
         measured.learn((number,), 1.5)
         measured.learn((0,), 0.9)

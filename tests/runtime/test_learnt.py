@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from flowspec.core.head.calibration import Calibrator
-from flowspec.core.head.fusion import FusionState
 from flowspec.core.head.head import HeadState
 from flowspec.llm import LLM
 from flowspec.plan.placement import ClusterPlan, StagePlan
@@ -39,8 +38,8 @@ def file(method: str = "cosine", drafters: tuple[str, ...] = ("draft",)) -> Lear
 
 
 def learnt(*turnaround_s: float) -> HeadState:
-    fusion = FusionState(models=[Calibrator.empty()], fused=Calibrator.empty())
-    return HeadState(turnaround_s=list(turnaround_s), fusion=fusion, method=None)
+    fused = Calibrator.empty()
+    return HeadState(turnaround_s=list(turnaround_s), calibrators=[], fused=fused, method=None)
 
 
 def test_a_file_is_of_one_model_method_and_set_of_drafters(state: Path) -> None:
@@ -87,12 +86,12 @@ def test_what_is_no_such_file_is_told_in_a_line() -> None:
         (b'{"version": NaN}', "expected JSON"),
         (b"[]", r"expected an object, got \[\]"),
         (b'{"format": 1, "learnt": {}}', "version: expected a whole number, got nothing"),
-        (others, r"of.drafters: expected \('draft',\), got \('mid',\)"),
-        (own.replace(b'"model": "some', b'"model": 7, "modle": "some'), "of: unknown key 'modle'; .* model?"),
+        (others, r"of.drafters: expected \['draft'\], got \['mid'\]"),
+        (own.replace(b'"fused"', b'"fuzed"'), "learnt: unknown key 'fuzed'; .* did you mean fused?"),
         (own.replace(b"0.0", b"1e999", 1), "expected JSON"),
         (
             own.replace(b"0.0", b"-1", 1),
-            r"learnt.fusion.models\[0\].trials\[0\]: expected a number from 0 to 400",
+            r"learnt.fused.trials\[0\]: expected a number from 0 to 400",
         ),
         (b" " * (BYTES_MAX + 1), "more than 4194304 bytes"),
     ):

@@ -212,7 +212,7 @@ class Expertise:
         return ExpertiseState(overall=self._overall, domains=self.domains)
 
     def load_state_dict(self, state: ExpertiseState) -> None:
-        for scores in (state.overall, *(domain.scores for domain in state.domains)):
-            counts = {len(scores.worth), len(scores.seen)}
-            expect(counts == {self.drafters}, "expertise", counts, f"numbers of {self.drafters} drafters")
+        tables = [state.overall, *(domain.scores for domain in state.domains)]
+        counts = {len(column) for scores in tables for column in (scores.worth, scores.seen)}
+        expect(counts == {self.drafters}, "expertise", f"those of {counts}", f"those of {self.drafters}")
         self._overall, self.domains = state.overall, state.domains

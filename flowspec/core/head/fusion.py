@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flowspec.core.head.calibration import Calibrator
-from flowspec.validation import Document, expect
 
 Offers = tuple[tuple[int, float], ...]
 """Tokens below a node, each with a model's own confidence in it (0 to 1)."""
@@ -28,11 +27,6 @@ class Ranked:
     offers: Offers
     judge: Calibrator
     is_verdict: bool
-
-
-class FusionState(Document, frozen=True, kw_only=True):
-    models: list[Calibrator]
-    fused: Calibrator
 
 
 class Fusion:
@@ -91,16 +85,6 @@ class Fusion:
         if ranked.judge is self.fused:
             for proposed, score in ranked.offers:
                 self.fused.observe(score, is_right=proposed == token)
-
-    def state_dict(self) -> FusionState:
-        return FusionState(models=self.calibrators, fused=self.fused)
-
-    def load_state_dict(self, state: FusionState) -> None:
-        count = len(self.calibrators)
-        expect(
-            len(state.models) == count, "fusion.models", f"{len(state.models)} of them", f"{count} of them"
-        )
-        self.calibrators, self.fused = state.models, state.fused
 
     @property
     def error(self) -> float:

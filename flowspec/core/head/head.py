@@ -30,6 +30,7 @@ from msgspec import Meta
 
 from flowspec.core.head import sharing
 from flowspec.core.head.admission import Admission
+from flowspec.core.head.calibration import Calibrator
 from flowspec.core.head.certain import CertainOf
 from flowspec.core.head.costs import Costs
 from flowspec.core.head.drafter_traits import DrafterTraits
@@ -57,7 +58,7 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.head.features import LATE_S, FeatureDesk
 from flowspec.core.head.flights import Bounds, SegmentsInFlight, SentPart
-from flowspec.core.head.fusion import Fusion, FusionState
+from flowspec.core.head.fusion import Fusion
 from flowspec.core.head.prompt_chunks import SlotTime, chunk_rows
 from flowspec.core.head.request import Request, Source, begin
 from flowspec.core.methods import WITHOUT_GUESSES, MethodState, make_method
@@ -106,7 +107,8 @@ class HeadState(Document, frozen=True, kw_only=True):
     """What is worth keeping for a later run with the same models, method and devices."""
 
     turnaround_s: list[Annotated[float, Meta(ge=0, le=TURNAROUND_MAX_S)]]
-    fusion: FusionState
+    calibrators: list[Calibrator]
+    fused: Calibrator
     method: MethodState
 
 
@@ -220,21 +222,25 @@ class HeadCore:
         self.method.take(experience.of_method)
 
     def state_dict(self) -> HeadState:
+        drafters = self.drafters
         return HeadState(
-            turnaround_s=self.drafters.turnaround_s,
-            fusion=self.drafters.fusion.state_dict(),
+            turnaround_s=drafters.turnaround_s,
+            calibrators=drafters.fusion.calibrators,
+            fused=drafters.fusion.fused,
             method=cast(MethodState, self.method.state_dict()),
         )
 
     def load_state_dict(self, state: HeadState) -> None:
         """Begin with the state of an earlier run; raises `Misfit`."""
-        count, turnaround_s = len(self.drafters.traits), state.turnaround_s
-        expect(len(turnaround_s) == count, "turnaround_s", turnaround_s, f"numbers of {count} models")
+        drafters, count = self.drafters, len(self.drafters.traits)
+        for name in ("turnaround_s", "calibrators"):
+            found = len(getattr(state, name))
+            expect(found == count, name, f"{found} entries", f"one for each of {count} models")
         is_own = type(state.method) is type(self.method.state_dict())
         expect(is_own, "method", type(state.method).__name__, f"what {self.method.name} learns")
         self.method.load_state_dict(state.method)
-        self.drafters.fusion.load_state_dict(state.fusion)
-        self.drafters.turnaround_s = turnaround_s
+        drafters.turnaround_s = state.turnaround_s
+        drafters.fusion.calibrators, drafters.fusion.fused = state.calibrators, state.fused
 
     def flight_s(self, now_s: float) -> float:
         """For how long the oldest segment in flight has been so; 0 without any."""

@@ -19,8 +19,8 @@ from typing import Annotated
 from msgspec import Meta
 
 from flowspec.core.head.fusion import Offers
-from flowspec.core.head.learnt import Count, Number
-from flowspec.validation import Document, expect
+from flowspec.core.head.learnt import Count, Learnt, Number
+from flowspec.validation import expect
 
 FEW = 3
 """Proposals below a node that are likely to be sent."""
@@ -37,87 +37,75 @@ MARGIN = 0.9
 """As a share of what it saves, what one more drafter may cost to be taken in."""
 
 
-class TeamSizeState(Document, frozen=True, kw_only=True):
+class TeamSize(Learnt, kw_only=True):
+    """See the module. `size` is how many drafters work for each request now, `tokens` how many an answer has
+    got since. Of `gains` and what was `seen` there is one for each drafter, of `levels_s` one for each size.
+    """
+
     size: Annotated[int, Meta(ge=1)]
     gains: list[Annotated[float, Meta(ge=-1, le=1)]]
     seen: list[Count]
     levels_s: list[Number]
+    tokens: Number
+    decide_at: Number
+    trial_at: Number
     trial_after: Annotated[int, Meta(ge=TRIAL_AFTER_MIN, le=TRIAL_AFTER_MAX)]
 
+    @staticmethod
+    def of(most: int) -> TeamSize:
+        return TeamSize(
+            size=1,
+            gains=[0.0] * most,
+            seen=[0] * most,
+            levels_s=[0.0] * (most + 1),
+            tokens=0.0,
+            decide_at=STAY_TOKENS,
+            trial_at=TRIAL_AFTER_MIN,
+            trial_after=TRIAL_AFTER_MIN,
+        )
 
-class TeamSize:
-    """See the module. `size` is how many drafters of `most` work for each request now, `tokens` how many an
-    answer has got since."""
-
-    def __init__(self, most: int) -> None:
-        self.size = 1
-        self.tokens = 0.0
-        self._most = most
-        self._gains = [0.0] * most
-        self._seen = [0] * most
-        self._levels_s = [0.0] * (most + 1)
-        self._decide_at = float(STAY_TOKENS)
-        self._trial_at = float(TRIAL_AFTER_MIN)
-        self._trial_after = TRIAL_AFTER_MIN
+    def __post_init__(self) -> None:
+        most = len(self.gains)
+        expect(self.size <= max(1, most), "size", self.size, f"at most {most}")
+        is_whole = (len(self.seen), len(self.levels_s)) == (most, most + 1)
+        expect(is_whole, "gains", f"{most} of them", "as many as numbers of what was seen")
 
     def observe(self, team: Sequence[int], offers: Mapping[int, Offers], token: int) -> None:
         """A token became known for which a team, best drafter first, had made these offers."""
         doubts: dict[int, float] = {}
         was_found = False
-        for size, drafter in enumerate(team[: self._most]):
+        for size, drafter in enumerate(team[: len(self.gains)]):
             for proposed, confidence in offers.get(drafter, ()):
                 doubts[proposed] = doubts.get(proposed, 1.0) * (1 - confidence)
             is_found = token in sorted(doubts, key=doubts.__getitem__)[:FEW]
             if size > 0:
-                self._seen[size] += 1
-                self._gains[size] += max(SHARE_NEW, 1 / self._seen[size]) * (
-                    is_found - was_found - self._gains[size]
+                self.seen[size] += 1
+                self.gains[size] += max(SHARE_NEW, 1 / self.seen[size]) * (
+                    is_found - was_found - self.gains[size]
                 )
             was_found = is_found
 
     def look(self, level_s: float, trip_s: float) -> None:
         """Decides anew where that is due; a level takes `level_s` with the present teams."""
-        if self.tokens < self._decide_at - STAY_TOKENS + SETTLING_TOKENS:
+        if self.tokens < self.decide_at - STAY_TOKENS + SETTLING_TOKENS:
             return
-        before_s = self._levels_s[self.size]
-        self._levels_s[self.size] = before_s + SHARE_NEW_LEVEL * (level_s - before_s) if before_s else level_s
-        if self.tokens < self._decide_at:
+        before_s = self.levels_s[self.size]
+        self.levels_s[self.size] = before_s + SHARE_NEW_LEVEL * (level_s - before_s) if before_s else level_s
+        if self.tokens < self.decide_at:
             return
-        self._decide_at = self.tokens + STAY_TOKENS
+        self.decide_at = self.tokens + STAY_TOKENS
         more = self.size + 1
-        if self.size > 1 and self._costs_s(self.size) >= self._gains[self.size - 1] * trip_s:
+        if self.size > 1 and self._costs_s(self.size) >= self.gains[self.size - 1] * trip_s:
             self.size -= 1
-        elif more > self._most:
+        elif more > len(self.gains):
             return
-        elif self._levels_s[more] and self._costs_s(more) < MARGIN * self._gains[self.size] * trip_s:
+        elif self.levels_s[more] and self._costs_s(more) < MARGIN * self.gains[self.size] * trip_s:
             self.size = more
-        elif self.tokens >= self._trial_at:
+        elif self.tokens >= self.trial_at:
             self.size = more
-            self._trial_after = min(2 * self._trial_after, TRIAL_AFTER_MAX)
-            self._trial_at = self.tokens + self._trial_after
-
-    def state_dict(self) -> TeamSizeState:
-        return TeamSizeState(
-            size=self.size,
-            gains=self._gains,
-            seen=self._seen,
-            levels_s=self._levels_s,
-            trial_after=self._trial_after,
-        )
-
-    def load_state_dict(self, state: TeamSizeState) -> None:
-        """Tokens are counted anew."""
-        counts, most = (len(state.gains), len(state.seen), len(state.levels_s)), self._most
-        expect(counts == (most, most, most + 1), "team_size", counts, f"those of {most} drafters")
-        expect(state.size <= most, "team_size.size", state.size, f"at most {most}")
-        self.size, self._gains, self._seen, self._levels_s = (
-            state.size,
-            state.gains,
-            state.seen,
-            state.levels_s,
-        )
-        self._trial_after, self._trial_at = state.trial_after, float(state.trial_after)
+            self.trial_after = min(2 * self.trial_after, TRIAL_AFTER_MAX)
+            self.trial_at = self.tokens + self.trial_after
 
     def _costs_s(self, size: int) -> float:
         """What the last of so many drafters adds to a level."""
-        return max(0.0, self._levels_s[size] - self._levels_s[size - 1])
+        return max(0.0, self.levels_s[size] - self.levels_s[size - 1])

@@ -22,6 +22,7 @@ from msgspec import Meta
 from flowspec.core.head.domains import Domains, DomainsState
 from flowspec.core.head.drafter_jobs import most_valuable
 from flowspec.core.head.drafter_traits import DrafterTraits
+from flowspec.core.head.expertise import ExpertiseState
 from flowspec.core.head.learnt import Share
 from flowspec.core.head.request import Request
 from flowspec.core.methods.base import Choice, Method, Observation, Parameter, View
@@ -56,10 +57,14 @@ class ContinuousState(Document, frozen=True, kw_only=True, tag_field="method", t
     chance_tokens: Annotated[int, Meta(ge=CHANCE_TOKENS_MIN, le=CHANCE_TOKENS_MAX)]
     governor: GovernorState
     domains: DomainsState
+    expertise: ExpertiseState | None
 
     def __post_init__(self) -> None:
-        known, stances = range(len(self.domains.domains)), [each.domain for each in self.governor.domains]
-        expect({*stances} <= {*known}, "governor", stances, f"numbers of {len(known)} domains")
+        known = [str(number) for number in range(len(self.domains.domains))]
+        for number in self.governor.domains:
+            expect(number in known, "governor", number, f"the number of one of {len(known)} domains")
+        count = 0 if self.expertise is None else len(self.expertise.domains)
+        expect(count <= len(known), "expertise", f"{count} domains", f"at most {len(known)}")
 
 
 class Continuous(Method):
@@ -154,9 +159,13 @@ class Continuous(Method):
             chance_tokens=self._chance_tokens,
             governor=self._governor.state_dict(),
             domains=self.domains.state_dict(),
+            expertise=None if self.expertise is None else self.expertise.state_dict(),
         )
 
     def load_state_dict(self, state: Any) -> None:
+        if self.expertise is not None:
+            expect(state.expertise is not None, "expertise", None, "what drafters are worth")
+            self.expertise.load_state_dict(state.expertise)
         self._chance, self._chance_tokens = state.chance, state.chance_tokens
         self._governor.load_state_dict(state.governor)
         self.domains.load_state_dict(state.domains)

@@ -22,9 +22,9 @@ from msgspec.structs import asdict
 
 from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.expertise import Expertise, ExpertiseState, RequestRecord
+from flowspec.core.head.expertise import Expertise, RequestRecord
 from flowspec.core.head.request import Request
-from flowspec.core.head.team_size import TeamSize, TeamSizeState
+from flowspec.core.head.team_size import TeamSize
 from flowspec.core.methods.base import Observation, Parameter, View
 from flowspec.core.methods.continuous import Continuous, ContinuousState
 from flowspec.validation import expect
@@ -62,13 +62,7 @@ class DrafterChoice:
 
 
 class CosineState(ContinuousState, frozen=True, kw_only=True, tag="cosine"):
-    expertise: ExpertiseState
-    team_size: TeamSizeState
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most, found = len(self.domains.domains), len(self.expertise.domains)
-        expect(found <= most, "expertise", f"{found} domains", f"at most {most} domains")
+    team_size: TeamSize
 
 
 class Cosine(Continuous):
@@ -92,12 +86,12 @@ class Cosine(Continuous):
         self.expertise = Expertise(0)
         self._routing = routing
         self._count = count
-        self._team_size = TeamSize(1)
+        self._team_size = TeamSize.of(1)
         self._lookups: tuple[int, ...] = ()
 
     def meet(self, traits: Sequence[DrafterTraits]) -> None:
         self.expertise = Expertise(len(traits))
-        self._team_size = TeamSize(len(traits))
+        self._team_size = TeamSize.of(len(traits))
 
     def begin(self, request: Request) -> None:
         super().begin(request)
@@ -128,16 +122,13 @@ class Cosine(Continuous):
         self.domains, self.expertise, self._team_size = experience
 
     def state_dict(self) -> CosineState:
-        return CosineState(
-            **asdict(super().state_dict()),
-            expertise=self.expertise.state_dict(),
-            team_size=self._team_size.state_dict(),
-        )
+        return CosineState(**asdict(super().state_dict()), team_size=self._team_size)
 
     def load_state_dict(self, state: Any) -> None:
-        self.expertise.load_state_dict(state.expertise)
-        self._team_size.load_state_dict(state.team_size)
+        found, count = len(state.team_size.gains), self.expertise.drafters
+        expect(found == count, "team_size", f"that of {found}", f"that of {count} drafters")
         super().load_state_dict(state)
+        self._team_size = state.team_size
 
     def _weigh(self, request: Request) -> None:
         if self._routing:

@@ -85,7 +85,6 @@ _Rest = Annotated[int, Meta(ge=REST_TOKENS_MIN, le=REST_TOKENS_MAX)]
 
 
 class StanceState(Document, frozen=True, kw_only=True):
-    domain: int
     is_faster: bool
     rest_tokens: _Rest
     rested: Number
@@ -95,11 +94,10 @@ class StanceState(Document, frozen=True, kw_only=True):
 
 class GovernorState(Document, frozen=True, kw_only=True):
     plain_rate: Number
-    is_faster: bool
-    rest_tokens: _Rest
     new_answer_tokens: Annotated[int, Meta(ge=NEW_ANSWER_TOKENS_MIN, le=REST_TOKENS_MAX)]
     unmeasured_tokens: Annotated[int, Meta(ge=UNMEASURED_TOKENS_MIN, le=UNMEASURED_TOKENS_MAX)]
-    domains: tuple[StanceState, ...]
+    shared: StanceState
+    domains: dict[str, StanceState]
 
 
 @dataclass(slots=True)
@@ -146,9 +144,8 @@ class Stance:
         """Whether guessing is, as far as is known."""
         return not self.is_resting or self.is_measuring
 
-    def state_dict(self, domain: int) -> StanceState:
+    def state_dict(self) -> StanceState:
         return StanceState(
-            domain=domain,
             is_faster=self.is_faster,
             rest_tokens=self.rest_tokens,
             rested=0.0 if self.is_faster else self.tokens,
@@ -258,11 +255,10 @@ class Governor:
     def state_dict(self) -> GovernorState:
         return GovernorState(
             plain_rate=self._plain_rate,
-            is_faster=self._shared.is_faster,
-            rest_tokens=self._shared.rest_tokens,
             new_answer_tokens=self._new_answer_tokens,
             unmeasured_tokens=self._unmeasured_tokens,
-            domains=tuple(stance.state_dict(domain) for domain, stance in sorted(self._stances.items())),
+            shared=self._shared.state_dict(),
+            domains={str(domain): stance.state_dict() for domain, stance in sorted(self._stances.items())},
         )
 
     def load_state_dict(self, state: GovernorState) -> None:
@@ -270,9 +266,9 @@ class Governor:
         trial from the start; a domain rests on."""
         self._plain_rate, self._unmeasured_tokens = state.plain_rate, state.unmeasured_tokens
         self._new_answer_tokens = state.new_answer_tokens
-        self._is_trial_of_new = not state.is_faster
-        self._shared = self._stance = Stance(rest_tokens=state.rest_tokens, is_trial=not state.is_faster)
-        self._stances = {each.domain: Stance.of(each) for each in state.domains}
+        self._is_trial_of_new = is_trial = not state.shared.is_faster
+        self._shared = self._stance = Stance(rest_tokens=state.shared.rest_tokens, is_trial=is_trial)
+        self._stances = {int(domain): Stance.of(each) for domain, each in state.domains.items()}
 
     # ------------------------------------------------------------------------------------ look by look
 

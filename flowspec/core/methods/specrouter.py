@@ -38,7 +38,7 @@ from msgspec.structs import asdict
 
 from flowspec.core.head.domains import Domains
 from flowspec.core.head.drafter_traits import DrafterTraits
-from flowspec.core.head.expertise import UNKNOWN, Expertise, ExpertiseState, RequestRecord
+from flowspec.core.head.expertise import UNKNOWN, Expertise, RequestRecord
 from flowspec.core.head.fusion import Offers
 from flowspec.core.head.learnt import Count, Share
 from flowspec.core.head.request import Request
@@ -99,39 +99,25 @@ class ChainChoice:
 _Correction = Annotated[float, Meta(ge=-CORRECTION_MAX, le=CORRECTION_MAX)]
 
 
-class ChainState(Document, frozen=True, kw_only=True):
-    models: Chain
-    timings: Count
-    correction: _Correction
-
-
 class ChainsState(Document, frozen=True, kw_only=True):
     tokens: Count
-    expertise: ExpertiseState
     similar: tuple[tuple[int, int, Share], ...]
     common: _Correction
-    chains: Annotated[tuple[ChainState, ...], Meta(max_length=TIMED_KEPT)]
+    chains: Annotated[tuple[tuple[Chain, Count, _Correction], ...], Meta(max_length=TIMED_KEPT)]
 
 
 class SpecRouterState(ContinuousState, frozen=True, kw_only=True, tag="specrouter"):
     measured: ChainsState
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most, found = len(self.domains.domains), len(self.measured.expertise.domains)
-        expect(found <= most, "measured", f"{found} domains", f"at most {most} domains")
-
 
 @dataclass(slots=True)
 class ChainRecords:
-    """What is learnt of models and chains in so many `tokens`: who is worth what, how alike two models are,
-    how often each chain was timed.
+    """What is learnt of chains in so many `tokens`: how alike two models are, how often each chain was timed.
 
     What a chain takes as a share of what is predicted is, as a logarithm, `common` to all plus its own
     `correction`.
     """
 
-    expertise: Expertise
     similar: dict[tuple[int, int], float] = field(default_factory=dict)
     times: dict[Chain, int] = field(default_factory=dict)
     common: float = 0.0
@@ -166,25 +152,16 @@ class ChainRecords:
     def state_dict(self) -> ChainsState:
         return ChainsState(
             tokens=self.tokens,
-            expertise=self.expertise.state_dict(),
             similar=tuple((*pair, alike) for pair, alike in self.similar.items()),
             common=self.common,
-            chains=tuple(
-                ChainState(models=chain, timings=seen, correction=self.correction.get(chain, 0.0))
-                for chain, seen in self.times.items()
-            ),
+            chains=tuple((each, seen, self.correction.get(each, 0.0)) for each, seen in self.times.items()),
         )
 
     def load_state_dict(self, state: ChainsState) -> None:
-        count = self.expertise.drafters
-        named = {model for *pair, _ in state.similar for model in pair}
-        named.update(model for chain in state.chains for model in chain.models)
-        expect(named <= {*range(count)}, "measured", sorted(named), f"numbers of {count} models")
-        self.expertise.load_state_dict(state.expertise)
         self.tokens, self.common = state.tokens, state.common
         self.similar = {(low, high): alike for low, high, alike in state.similar}
-        self.times = {chain.models: chain.timings for chain in state.chains}
-        self.correction = {chain.models: chain.correction for chain in state.chains}
+        self.times = {chain: seen for chain, seen, _ in state.chains}
+        self.correction = {chain: correction for chain, _, correction in state.chains}
 
     def corrected(self, chain: Chain, seconds: float) -> float:
         """What a chain is expected to take where `seconds` are predicted, and what that may be off by: of two
@@ -219,20 +196,22 @@ class SpecRouter(Continuous):
     name = "specrouter"
     suits_team = True
     takes_chain = True
+    expertise: Expertise
 
     def __init__(self, *, chain: Chain | None = None, **options: Any) -> None:
         super().__init__(**options)
-        self.measured = ChainRecords(Expertise(0))
+        self.expertise = Expertise(0)
+        self.measured = ChainRecords()
         self._fixed = chain
 
     def meet(self, traits: Sequence[DrafterTraits]) -> None:
         expected = [1 - (1 - UNKNOWN) * MISSES_BELOW**each.level for each in traits]
-        self.take((Domains(), ChainRecords(Expertise(len(traits), expected, EXPECTED_MATCHES))))
+        self.expertise = Expertise(len(traits), expected, EXPECTED_MATCHES)
 
     def begin(self, request: Request) -> None:
         super().begin(request)
         if request.plan is None:
-            record = self.measured.expertise.begin(self._domain_of[request.number])
+            record = self.expertise.begin(self._domain_of[request.number])
             request.plan = ChainChoice(record=record)
         request.plan.timed_s = None
 
@@ -242,27 +221,30 @@ class SpecRouter(Continuous):
             model: float(bool(offers) and offers[0][0] == observation.token)
             for model, offers in observation.offers.items()
         }
-        self.measured.expertise.observe(request.plan.record, found)
+        self.expertise.observe(request.plan.record, found)
         self.measured.compare(observation.offers)
 
     def ended(self, request: Request) -> None:
         super().ended(request)
-        self.measured.expertise.end(request.plan.record)
+        self.expertise.end(request.plan.record)
 
-    def experience(self) -> tuple[Domains, ChainRecords]:
-        return self.domains, self.measured
+    def experience(self) -> tuple[Domains, Expertise, ChainRecords]:
+        return self.domains, self.expertise, self.measured
 
     def take(self, experience: object) -> None:
         assert isinstance(experience, tuple)
-        self.domains, self.measured = experience
-        self.expertise = self.measured.expertise
+        self.domains, self.expertise, self.measured = experience
 
     def state_dict(self) -> SpecRouterState:
         return SpecRouterState(**asdict(super().state_dict()), measured=self.measured.state_dict())
 
     def load_state_dict(self, state: Any) -> None:
-        self.measured.load_state_dict(state.measured)
+        measured, count = state.measured, self.expertise.drafters
+        named = {model for *pair, _ in measured.similar for model in pair}
+        named.update(model for chain, *_ in measured.chains for model in chain)
+        expect(named <= {*range(count)}, "measured", sorted(named), f"numbers of {count} models")
         super().load_state_dict(state)
+        self.measured.load_state_dict(measured)
 
     def walked(self, request: Request, emitted: int) -> None:
         super().walked(request, emitted)
@@ -377,7 +359,7 @@ class SpecRouter(Continuous):
         route: ChainChoice = request.plan
         groups = by_level([traits.level for traits in view.traits], there)
         known = [chain for chain in (route.chain, *self.measured.times) if chain and set(chain) <= set(there)]
-        worth = self.measured.expertise.worth(route.record)
+        worth = self.expertise.worth(route.record)
         trip_s = view.costs.trip_s(max(1, round(self._typical_rows)))
         return {
             chain: slowest_s(chain, turn_s, step_s) + (1 - max(worth[model] for model in chain)) * trip_s
