@@ -10,8 +10,7 @@ from pathlib import Path
 from flowspec.cli import resume
 from flowspec.errors import InputError
 from flowspec.runtime.answer import Answer
-from flowspec.runtime.journal import folder
-from flowspec.runtime.journal.file import Journal
+from flowspec.runtime.journal.file import Journal, new_path, newest
 from flowspec.runtime.journal.lines import JournalContent, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
@@ -30,7 +29,7 @@ class ChatJournal:
 
     def take_up(self, path: Path | None, *, good_part: bool) -> JournalContent:
         """Opens an earlier dialogue, the last one if none is named, to go on with it. Raises `InputError`."""
-        place = path or folder.newest(resume.journal_folder())
+        place = path or newest(resume.journal_folder())
         self.journal, content = Journal.open(place, self.tell, good_part=good_part)
         return content
 
@@ -57,7 +56,7 @@ class ChatJournal:
 
     def _begin(self, session: Session) -> Journal | None:
         try:
-            path = folder.new_path(resume.journal_folder())
+            path = new_path(resume.journal_folder())
             return Journal.start(path, self.setting(session), self.tell)
         except (OSError, InputError) as error:
             self.is_kept = False

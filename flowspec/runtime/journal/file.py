@@ -1,5 +1,5 @@
 """A journal on the disk: written as an answer comes, locked by the one who writes it, readable by its owner
-alone.
+alone. A chat's lie in a folder, a file for each dialogue, the oldest going when there are too many.
 
 Every line is one `write` and lies in the operating system's hands when that returns, before its tokens are
 shown: a head that is killed loses nothing that was seen. Nothing is synchronised, so a power cut loses what
@@ -9,8 +9,11 @@ answer.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,15 +25,15 @@ from flowspec.runtime.journal.lines import (
     Row,
     Setting,
     ask_row,
-    end_row,
     read_lines,
     sealed,
-    setting_row,
-    tokens_row,
 )
 
 FILE_BYTES_MAX = 64 << 20
 """A larger file is not read: an answer as long as the longest context takes 56 MB, a token a line."""
+FILES_MAX = 20
+FOLDER_BYTES_MAX = 64 << 20
+SUFFIX = ".jsonl"
 
 
 class Journal:
@@ -62,7 +65,7 @@ class Journal:
             raise _unusable(path, error) from None
         _lock(path, descriptor)
         journal = cls(path, descriptor, tell)
-        journal._write(setting_row(setting))
+        journal._write(setting)
         return journal
 
     @classmethod
@@ -101,11 +104,11 @@ class Journal:
 
     def tokens(self, tokens: Sequence[int]) -> None:
         """These tokens of its answer are known."""
-        self._write(tokens_row(tokens))
+        self._write(Row(tokens=tuple(tokens)))
         self._tokens += tokens
 
     def end(self, reason: str, text: str | None) -> None:
-        self._write(end_row(reason, text))
+        self._write(Row(end=reason, text=text))
 
     def close(self) -> None:
         """Nothing is written any more; the lock is given back."""
@@ -119,20 +122,19 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Setting | Row) -> None:
         assert self._descriptor >= 0, "the journal is closed"
         if self._is_broken:
             return
         self._lines += 1
-        line = sealed(row, self._lines)
         try:
+            line = sealed(row, self._lines)
             while line:
                 line = line[os.write(self._descriptor, line) :]
-        except OSError as error:
+        except (OSError, UnicodeError) as error:
             self._is_broken = True  # half a line may be there, and must stay the last one
-            self._tell(
-                f"the journal {self.path} cannot be written ({error.strerror}); the answer goes on without it"
-            )
+            why = why_unread(error)
+            self._tell(f"the journal {self.path} cannot be written ({why}); the answer goes on without it")
 
 
 def is_locked(path: Path) -> bool:
@@ -166,3 +168,45 @@ def _unusable(path: Path, error: OSError | ValueError) -> InputError:
     if isinstance(error, FileExistsError):
         return InputError(f"{path} exists; --resume goes on with it, another name begins a new journal")
     return InputError(f"{path}: expected a journal that can be read and written ({why_unread(error)})")
+
+
+# ------------------------------------------------------------------------------------------------- the folder
+
+
+def new_path(folder: Path) -> Path:
+    """A name for a new journal, room being made for it; raises `OSError` where the folder cannot be used."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+    prune(folder)
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    names = (folder / f"{stamp}-{os.getpid()}-{number}{SUFFIX}" for number in itertools.count())
+    return next(path for path in names if not path.exists())
+
+
+def newest(folder: Path) -> Path:
+    """The journal that was written last; raises `InputError` where there is none."""
+    found = _by_age(folder)
+    if not found:
+        raise InputError(f"{folder} holds no dialogue that could go on; flowspec chat begins one")
+    return found[-1]
+
+
+def prune(folder: Path) -> None:
+    """Removes the oldest journals, so that a new one makes no more than `FILES_MAX`, nor those before it
+    `FOLDER_BYTES_MAX`."""
+    kept_bytes = 0
+    for count, path in enumerate(reversed(_by_age(folder)), 1):
+        with contextlib.suppress(OSError):  # another chat may prune, too
+            kept_bytes += path.stat().st_size
+            if (count >= FILES_MAX or kept_bytes > FOLDER_BYTES_MAX) and not is_locked(path):
+                path.unlink()
+
+
+def _by_age(folder: Path) -> list[Path]:
+    """Oldest first."""
+    ages = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):
+                ages.append((path.stat().st_mtime_ns, path.name, path))
+    return [path for _, _, path in sorted(ages)]

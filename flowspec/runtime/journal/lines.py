@@ -13,62 +13,70 @@ card, or a line that is missing or there twice, would otherwise give other token
 
 from __future__ import annotations
 
-import json
+import inspect
 import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+import msgspec
+from msgspec import Meta
+from msgspec.structs import asdict, replace
 
 from flowspec.core.head.request import common_prefix
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.checks import check, check_all, check_range, check_text
-from flowspec.core.protocol.messages import SAMPLING_FIELDS, Grammar, Sampling
+from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, first_line
-from flowspec.validation import as_dict, checked
+from flowspec.validation import Document, decode_json, expect
 
 FORMAT = 6
 """Also raised when another version would draw other tokens from the same seed.
 
 Lines of format 1 had no checksums; format 2 had no arithmetic, format 3 no `cache`.
 """
-COMMANDS = ("generate", "chat")
-ENDS = ("stop", "length", "cancelled")
-Kind = TypeVar("Kind")
+Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
+Name = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
+Tokens = Annotated[
+    tuple[Annotated[int, Meta(ge=0, le=limits.VOCABULARY_MAX)], ...], Meta(max_length=limits.CONTEXT_MAX)
+]
+End = Annotated[str, Meta(pattern="^(stop|length|cancelled)$", description="one of stop, length, cancelled")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Document, frozen=True, kw_only=True):
     """What all answers of a journal share: whose they are, and the model with all that moves its tokens.
 
     All is computed with one `arithmetic` (`core.cluster.agreement`). It began on the devices of the file
     `cluster` (empty: of none), or on so many `local` processes (0: not told); it may go on elsewhere.
     """
 
-    command: str
-    model: str
-    fingerprint: str
+    journal: int = FORMAT
+    command: Literal["generate", "chat"]
+    model: Text
+    fingerprint: Name
     dtype: str
-    context: int
-    arithmetic: str = ""
+    context: Annotated[int, Meta(ge=1, le=limits.CONTEXT_MAX)]
+    arithmetic: Name = ""
     cache: str = CACHE_AUTO
-    cluster: str = ""
-    local: int = 0
+    cluster: Text = ""
+    local: Annotated[int, Meta(ge=0, le=limits.STAGES_MAX)] = 0
 
     def __post_init__(self) -> None:
-        check(self.command in COMMANDS, "command", self.command, ", ".join(COMMANDS))
-        check_text("model", self.model, limits.TEXT_CHARS_MAX)
-        check_text("fingerprint", self.fingerprint)
-        check_text("arithmetic", self.arithmetic)
-        check(self.dtype in ACTIVATIONS, "dtype", self.dtype, ", ".join(ACTIVATIONS))
-        check(self.cache in CACHES, "cache", self.cache, ", ".join(CACHES))
-        check_range("context", self.context, 1, limits.CONTEXT_MAX)
-        check_text("cluster", self.cluster, limits.TEXT_CHARS_MAX)
-        check_range("local", self.local, 0, limits.STAGES_MAX)
+        expect(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
+        expect(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
+        for name in ("model", "fingerprint", "arithmetic", "cluster"):
+            expect(getattr(self, name).isprintable(), name, getattr(self, name), "printable characters")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class _Asked(Document, frozen=True, kw_only=True):
+    new_tokens_max: Annotated[int, Meta(ge=1, le=limits.ID_MAX)]
+    stop_ids: frozenset[int]
+    stops: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    user: str = ""
+    system: str = ""
+
+
+class Entry(_Asked, frozen=True, kw_only=True):
     """An answer: what fixes it, its tokens so far, and how it ended (nothing: it did not).
 
     `user` and `system` are what was said in a chat; `prompt` is what the model saw, as a chat template made
@@ -77,25 +85,16 @@ class Entry:
 
     prompt: tuple[int, ...]
     sampling: Sampling
-    new_tokens_max: int
-    stop_ids: frozenset[int]
-    stops: tuple[str, ...] = ()
-    user: str = ""
-    system: str = ""
     tokens: tuple[int, ...] = ()
-    end: str = ""
+    end: End | None = None
     text: str | None = None
 
     def __post_init__(self) -> None:
-        check(bool(self.prompt), "prompt", self.prompt, "at least one token")
-        check_all("prompt", self.prompt, 0, limits.VOCABULARY_MAX, limits.CONTEXT_MAX)
-        check_range("new_tokens_max", self.new_tokens_max, 1, limits.ID_MAX)
-        check_all(
-            "tokens", self.tokens, 0, limits.VOCABULARY_MAX, min(self.new_tokens_max, limits.CONTEXT_MAX)
-        )
-        check(not self.stop_ids.intersection(self.tokens), "tokens", self.tokens, "none that ends the answer")
-        check(all(self.stops), "stops", self.stops, "texts that are not empty")
-        check(self.end in ("", *ENDS), "end", self.end, ", ".join(ENDS))
+        expect(bool(self.prompt), "prompt", self.prompt, "at least one token")
+        count, most = len(self.tokens), min(self.new_tokens_max, limits.CONTEXT_MAX)
+        expect(count <= most, "tokens", f"{count} entries", f"at most {most}")
+        is_open = self.stop_ids.isdisjoint(self.tokens)
+        expect(is_open, "tokens", self.tokens, "none that ends the answer")
 
     @property
     def is_finished(self) -> bool:
@@ -135,45 +134,78 @@ class JournalContent:
         ]
 
 
-# ------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------------- lines
 
 
-Row = Mapping[str, Any]
-"""What a line says, without its seal."""
+def _by_name(kind: type, **others: Any) -> Any:
+    """The same fields as an object that has them by name, whatever the wire makes of them."""
+    hints = get_type_hints(kind, include_extras=True) | others
+    fields = [
+        (name, hints[name], *([] if each.default is each.empty else [each.default]))
+        for name, each in inspect.signature(kind).parameters.items()
+    ]
+    return msgspec.defstruct(kind.__name__, fields, bases=(Document,), frozen=True, kw_only=True)
 
 
-def setting_row(setting: Setting) -> Row:
-    return {"journal": FORMAT, **asdict(setting)}
+if TYPE_CHECKING:
+    _Sampling = Any
+else:
+    _Grammar = _by_name(Grammar)
+    _Sampling = _by_name(Sampling, grammar=_Grammar | None)
+    """A field that is not there is off, as in the version that wrote the line; one that is not known here
+    would draw other tokens."""
+
+
+class Ask(_Asked, frozen=True, kw_only=True):
+    """A question, whose prompt begins with what the answer before it had by its end: so much is to `keep`."""
+
+    keep: Annotated[int, Meta(ge=0)]
+    prompt: Tokens
+    sampling: _Sampling
+
+
+class Row(Document, frozen=True, kw_only=True, omit_defaults=True):
+    """What a line says, without its seal: one of these, with an `end` the answer's text.
+
+    An `arithmetic` is in journals of before it could change: the last one counts.
+    """
+
+    ask: Ask | None = None
+    tokens: Tokens | None = None
+    end: End | None = None
+    text: str | None = None
+    arithmetic: Name | None = None
+
+    def __post_init__(self) -> None:
+        said = [each for each in (self.ask, self.tokens, self.end, self.arithmetic) if each is not None]
+        expect(len(said) == 1, "line", f"{len(said)} of them", "a question, tokens or an end")
 
 
 def ask_row(entry: Entry, before: Sequence[int]) -> Row:
     """The question, `before` being the whole text of the answer before it."""
     keep = common_prefix(before, entry.prompt)
-    fields: dict[str, Any] = {
-        "keep": keep,
-        "prompt": entry.prompt[keep:],
-        "sampling": as_dict(entry.sampling),
-        "new_tokens_max": entry.new_tokens_max,
-        "stop_ids": sorted(entry.stop_ids),
-        "stops": entry.stops,
-        "user": entry.user,
-        "system": entry.system,
-    }
-    return {"ask": fields}
+    named = {name: getattr(entry, name) for name in _Asked.__struct_fields__}
+    sampling = msgspec.convert(entry.sampling, _Sampling, from_attributes=True)
+    return Row(ask=Ask(keep=keep, prompt=entry.prompt[keep:], sampling=sampling, **named))
 
 
-def tokens_row(tokens: Sequence[int]) -> Row:
-    return {"tokens": list(tokens)}
+def _entry(ask: Ask, before: tuple[int, ...]) -> Entry:
+    expect(ask.keep <= len(before), "keep", ask.keep, f"at most {len(before)}")
+    named = {name: getattr(ask, name) for name in _Asked.__struct_fields__}
+    drawn = asdict(ask.sampling)
+    if ask.sampling.grammar is not None:
+        drawn["grammar"] = Grammar(**asdict(ask.sampling.grammar))
+    return Entry(prompt=before[: ask.keep] + ask.prompt, sampling=Sampling(**drawn), **named)
 
 
-def end_row(reason: str, text: str | None) -> Row:
-    return {"end": reason, "text": text}
-
-
-def sealed(row: Row, number: int) -> bytes:
+def sealed(row: Any, number: int) -> bytes:
     """The line `number` of a journal, the first one being 1."""
-    body = json.dumps({**row, "line": number}, separators=(",", ":")).encode()[:-1]
+    body = msgspec.json.encode(row, order="deterministic")[:-1] + _count(number)
     return body + _seal(body) + b"\n"
+
+
+def _count(number: int) -> bytes:
+    return b',"line":%d' % number
 
 
 def _seal(body: bytes) -> bytes:
@@ -193,46 +225,40 @@ def read_lines(data: bytes, name: str) -> JournalContent:
     if not lines:
         raise InputError(f"{name}: expected a journal, got nothing that is whole; ask again")
     _check_format(lines[0], name)
-    damage, whole = "", len(lines)
-    for place, line in enumerate(lines):
-        if damage := _damage(line, place + 1):
-            damage, whole = f"{name} line {place + 1} is damaged: {damage}", place
+    damage, rows = "", []
+    for number, line in enumerate(lines, 1):
+        if damage := _damage(line, number):
+            damage = f"{name} line {number} is damaged: {damage}"
             break
-    if not whole:
+        rows.append(line[:-_SEAL_BYTES].removesuffix(_count(number)) + b"}")
+    if not rows:
         raise InputError(f"{damage}; nothing before it can be gone on with, ask again")
-    lines = lines[:whole]
     number = 1
     earlier: list[tuple[str, str]] = []
     last: Entry | None = None
     tokens: list[int] = []  # of the last answer
     try:
-        setting = _setting(_row(lines[0]))
-        for line in lines[1:]:
+        setting = decode_json(rows[0], Setting)
+        for line in rows[1:]:
             number += 1
-            row = _row(line)
-            if "ask" in row:
-                check(
-                    setting.command == "chat" or last is None,
-                    "ask",
-                    "a second question",
-                    "one in a journal of generate",
-                )
+            row = decode_json(line, Row)
+            if row.ask is not None:
+                is_first = setting.command == "chat" or last is None
+                expect(is_first, "ask", "a second question", "one in a journal of generate")
                 last = _answered(last, tokens, setting)
                 if last is not None and last.end:
                     earlier.append((last.user, last.text or ""))
-                last, tokens = _ask(_field(row, "ask", dict), () if last is None else last.known), []
-            elif "arithmetic" in row:  # in journals of before it could change: the last one counts
-                setting = replace(setting, arithmetic=_text(row, "arithmetic"))
+                last, tokens = _entry(row.ask, () if last is None else last.known), []
+            elif row.arithmetic is not None:
+                setting = replace(setting, arithmetic=row.arithmetic)
             elif last is None or last.end:
                 raise ValueError(f"expected a question, got {line[:80]!r}")
-            elif "tokens" in row:
-                tokens += _numbers(row, "tokens")
+            elif row.tokens is not None:
+                tokens += row.tokens
             else:
-                text = None if row.get("text") is None else _text(row, "text")
-                last = replace(last, end=_text(row, "end"), text=text)
-                check(bool(last.end), "end", last.end, ", ".join(ENDS))
+                last = replace(last, end=row.end, text=row.text)
         last = _answered(last, tokens, setting)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise InputError(
             f"{name} line {number}: expected a journal of flowspec: {first_line(error)}"
         ) from None
@@ -240,17 +266,21 @@ def read_lines(data: bytes, name: str) -> JournalContent:
         setting=setting,
         earlier=tuple(earlier),
         last=last,
-        lines=whole,
-        size_bytes=sum(len(line) + 1 for line in lines),
+        lines=len(rows),
+        size_bytes=sum(len(line) + 1 for line in lines[: len(rows)]),
         damage=damage,
     )
+
+
+class _Format(msgspec.Struct):
+    journal: int
 
 
 def _check_format(line: bytes, name: str) -> None:
     """Raises `InputError` for the first line of another format, or of none."""
     try:
-        found = _field(_row(line), "journal", int)
-    except (ValueError, RecursionError) as error:
+        found = decode_json(line, _Format).journal
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise InputError(f"{name} line 1: expected a journal of flowspec: {first_line(error)}") from None
     if found != FORMAT:
         raise InputError(
@@ -266,8 +296,7 @@ def _damage(line: bytes, number: int) -> str:
     body = line[:-_SEAL_BYTES]
     if line[len(body) :] != _seal(body):
         return "its checksum does not fit"
-    counted = b',"line":%d' % number
-    return "" if body.endswith(counted) else f"it should be line {number} by its own count, and is not"
+    return "" if body.endswith(_count(number)) else f"it should be line {number} by its own count, and is not"
 
 
 def _answered(entry: Entry | None, tokens: list[int], setting: Setting) -> Entry | None:
@@ -276,98 +305,6 @@ def _answered(entry: Entry | None, tokens: list[int], setting: Setting) -> Entry
     if entry is None or not tokens:
         return entry
     whole = replace(entry, tokens=tuple(tokens))
-    check(
-        len(whole.known) <= setting.context,
-        "tokens",
-        len(whole.known),
-        f"at most {setting.context} with the prompt",
-    )
+    count, most = len(whole.known), setting.context
+    expect(count <= most, "tokens", count, f"at most {most} with the prompt")
     return whole
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    row = json.loads(line)
-    if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {line[:80]!r}")
-    return row
-
-
-def _setting(row: dict[str, Any]) -> Setting:
-    names = ("command", "model", "fingerprint", "dtype", "arithmetic", "cache")
-    texts = {name: _text(row, name) for name in names}
-    where: dict[str, Any] = {"cluster": "", "local": 0} | row  # journals of before say nothing of it
-    return Setting(
-        **texts,
-        context=_field(row, "context", int),
-        cluster=_text(where, "cluster"),
-        local=_field(where, "local", int),
-    )
-
-
-def _ask(row: dict[str, Any], before: tuple[int, ...]) -> Entry:
-    keep = _field(row, "keep", int)
-    check_range("keep", keep, 0, len(before))
-    stops = _field(row, "stops", list)
-    return Entry(
-        prompt=before[:keep] + tuple(_numbers(row, "prompt")),
-        sampling=_sampling(_field(row, "sampling", dict)),
-        new_tokens_max=_field(row, "new_tokens_max", int),
-        stop_ids=frozenset(_numbers(row, "stop_ids")),
-        stops=tuple(_text({"stops": stop}, "stops") for stop in stops),
-        user=_text(row, "user"),
-        system=_text(row, "system"),
-    )
-
-
-def _sampling(row: dict[str, Any]) -> Sampling:
-    """A field that is not there is off, as in the version that wrote the line; one that is not known here
-    would draw other tokens."""
-    known = list(Sampling.__struct_fields__)
-    unknown = [name for name in row if name not in known]
-    check(not unknown, "sampling", unknown, ", ".join(known))
-    found: dict[str, Any] = {
-        name: _real(row, name) if kind is float else _field(row, name, kind)
-        for name, kind in SAMPLING_FIELDS.items()
-        if name in row
-    }
-    if "suppress_tokens" in row:
-        found["suppress_tokens"] = tuple(_numbers(row, "suppress_tokens"))
-    if "logit_bias" in row:
-        found["logit_bias"] = tuple(map(_pair, _field(row, "logit_bias", list)))
-    if row.get("grammar") is not None:
-        grammar = _field(row, "grammar", dict)
-        kind, text = _field(grammar, "kind", str), _field(grammar, "text", str)
-        marks = tuple(_numbers(grammar, "marks")) if "marks" in grammar else ()
-        found["grammar"] = Grammar(kind=kind, text=text, ends=tuple(_numbers(grammar, "ends")), marks=marks)
-    return checked(Sampling(**found))
-
-
-def _pair(pair: Any) -> tuple[int, float]:
-    if type(pair) is not list or len(pair) != 2:
-        raise ValueError(f"logit_bias: expected pairs of a token id and a number, got {pair!r:.80}")
-    return _field({"logit_bias": pair[0]}, "logit_bias", int), _real({"logit_bias": pair[1]}, "logit_bias")
-
-
-def _field(row: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
-    value = row.get(name)
-    if type(value) is not kind:  # True is no number here
-        raise ValueError(f"{name}: expected {kind.__name__}, got {value!r:.80}")
-    return value
-
-
-def _text(row: Mapping[str, Any], name: str) -> str:
-    value = _field(row, name, str)
-    value.encode()  # half a surrogate pair could not be shown
-    return value
-
-
-def _real(row: Mapping[str, Any], name: str) -> float:
-    value = row.get(name)
-    return float(value) if type(value) is int else _field(row, name, float)
-
-
-def _numbers(row: Mapping[str, Any], name: str) -> list[int]:
-    values = _field(row, name, list)
-    if not all(type(value) is int for value in values):
-        raise ValueError(f"{name}: expected whole numbers, got {values!r:.80}")
-    return values
