@@ -299,7 +299,9 @@ def expected(hint: Any) -> str:
     if origin in (int, float):
         return ("a whole number" if origin is int else "a number") + _bounds(meta)
     if origin in (list, tuple, set, frozenset):
-        return "a list" + _size(meta, "entries")
+        items = get_args(inner)
+        is_row = origin is tuple and items and items[-1] is not Ellipsis
+        return f"a list of {len(items)} entries" if is_row else "a list" + _size(meta, "entries")
     if origin in (dict, Mapping):
         return "an object" + _size(meta, "fields")
     if origin is str:

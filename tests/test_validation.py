@@ -96,6 +96,7 @@ WRONG: list[tuple[Any, str]] = [
     ({"text": [{"name": 1}]}, "text[0].name: expected a string of at most 3 characters, got 1"),
     ({"text": 1}, "text: expected a string or a list, got 1"),
     ({"pair": [1, "x"]}, "pair[1]: expected a number, got 'x'"),
+    ({"pair": [1]}, "pair: expected a list of 2 entries, got [1]"),
     ({"by_name": {"a": 1, "b": 0}}, "by_name.b: expected a whole number from 1 to 10, got 0"),
     ({"by_name": {"a\nb" * 50: 0}}, "by_name.'a\\nba\\nb"),
     ({"flag": 1}, "flag: expected true or false, got 1"),
