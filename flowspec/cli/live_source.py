@@ -4,15 +4,16 @@ that is played."""
 from __future__ import annotations
 
 import http.client
-import json
 import time
 import urllib.parse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
 from flowspec.errors import ClusterError, InputError
 from flowspec.watch.figures import Frame
-from flowspec.watch.recording import wrong_document
+from flowspec.watch.recording import Format, Frames, Heading, wrong_document
 
 CONNECT_S = 5.0
 SILENT_S = 15.0
@@ -109,34 +110,22 @@ def _event(name: str, text: str, at_s: float) -> Step | None:
     if name not in ("hello", "frames", "loading"):
         return None
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
         raise ClusterError("the server sent an event that is no JSON; is that flowspec serve?") from None
     if name == "loading":
         raise ClusterError("the server still loads its model; try again when it says that it is serving")
-    hello = value if name == "hello" else None
-    frames = value if name == "frames" else []
-    whole = {**(hello if isinstance(hello, dict) else _ANY), "frames": frames}
-    wrong = wrong_document(whole)
-    if not wrong and frames and frames[0]["t"] < at_s:
-        wrong = f"frames of {frames[0]['t']} s after those of {at_s} s"
-    if wrong or (hello is not None and not isinstance(hello, dict)):
+    if name == "hello":
+        hello, frames, wrong = value, [], wrong_document(value, Format, Heading)
+    else:
+        hello, frames, wrong = None, value, wrong_document({"frames": value}, Frames)
+        if not wrong and frames and frames[0]["t"] < at_s:
+            wrong = f"frames of {frames[0]['t']} s after those of {at_s} s"
+    if wrong:
         raise ClusterError(
-            f"the server sent what this FlowSpec does not know ({wrong or 'no hello'}); run the same version"
+            f"the server sent what this FlowSpec does not know ({wrong}); run the same version"
         )
     return hello, frames
-
-
-_ANY: dict[str, Any] = {
-    "format": "flowspec-recording",
-    "version": 1,
-    "world": "cluster",
-    "model": "",
-    "method": "",
-    "drafters": [],
-    "stages": [],
-    "created": "",
-}
 
 
 def played(document: Mapping[str, Any], speed: float) -> Iterator[Step]:

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from msgspec.structs import replace
+
 from flowspec.errors import FlowSpecError
 from flowspec.runtime.head import Head
 from flowspec.runtime.session import Session
@@ -264,15 +266,7 @@ class Watch:
 
     def _described(self) -> About:
         now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        about = self._about
-        return About(
-            world=about.world,
-            model=about.model,
-            method=about.method,
-            drafters=about.drafters,
-            stages=stages_of(self._head),
-            created=now,
-        )
+        return replace(self._about, stages=stages_of(self._head), created=now)
 
     # ------------------------------------------------------------------------------------------- the thread
 
