@@ -4,7 +4,6 @@ child says, and how it ended."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -12,6 +11,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import IO, Any
+
+import msgspec
 
 SILENT_S = 1.0
 END_S = 5.0
@@ -53,9 +54,8 @@ def words(child: subprocess.Popen[bytes], left_s: Callable[[], float]) -> Iterat
                 return
             *lines, text = (text + chunk).split(b"\n")
             for line in lines:
-                with contextlib.suppress(ValueError):  # a library's own
-                    word = json.loads(line)
-                    yield from [word] if isinstance(word, dict) else []
+                with contextlib.suppress(msgspec.DecodeError):  # a library's own
+                    yield msgspec.json.decode(line, type=dict[str, Any])
 
 
 NOT_OF_THIS_PROCESSOR = "ran an instruction that this processor does not have"

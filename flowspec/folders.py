@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import stat
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 import psutil
 
 HASH_BLOCK_BYTES = 4 << 20
@@ -28,8 +28,6 @@ LOCK_EVERY_S = 0.1
 LOCK_MAX_S = 900.0
 """Nothing that is done once takes longer."""
 OWN_BYTES_MAX = 64 << 20
-_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading a damaged file raises."""
 Read = TypeVar("Read")
 log = logging.getLogger("flowspec.files")
 
@@ -115,22 +113,29 @@ def read_regular(path: Path, bytes_max: int) -> bytes:
     return data
 
 
+class _Own(msgspec.Struct):
+    digest: str
+    content: msgspec.Raw
+
+
 def write_own(path: Path, content: Any) -> None:
     """Keeps something as JSON for `read_own`; raises `OSError`."""
-    write_whole(path, json.dumps({"digest": _digest(content), "content": content}, indent=1).encode())
+    raw = msgspec.json.encode(content)
+    own = _Own(digest=hashlib.sha256(raw).hexdigest(), content=msgspec.Raw(raw))
+    write_whole(path, msgspec.json.encode(own))
 
 
-def read_own(path: Path, read: Callable[[Any], Read]) -> Read | None:
-    """What `read` makes of what `write_own` kept; None where there is nothing, or, with a line in the log,
+def read_own(path: Path, kind: type[Read]) -> Read | None:
+    """What `write_own` kept, which is of this type; None where there is nothing, or, with a line in the log,
     where it is damaged: then it is made anew."""
     try:
-        kept = json.loads(read_regular(path, OWN_BYTES_MAX))
-        if kept["digest"] != _digest(kept["content"]):
+        own = msgspec.json.decode(read_regular(path, OWN_BYTES_MAX), type=_Own)
+        if own.digest != hashlib.sha256(own.content).hexdigest():
             raise ValueError("its digest is another one")
-        return read(kept["content"])
+        return msgspec.json.decode(own.content, type=kind)
     except FileNotFoundError:
         return None
-    except (OSError, *_DAMAGE) as error:
+    except (OSError, ValueError, msgspec.DecodeError, RecursionError) as error:
         if path.is_dir():
             log.warning("%s is a folder; it is not used, and cannot be replaced: remove it", path)
             return None
@@ -141,10 +146,6 @@ def read_own(path: Path, read: Callable[[Any], Read]) -> Read | None:
 def tell_of_damage(path: Path, why: str) -> None:
     """A line in the log about what FlowSpec kept and cannot use."""
     log.warning("%s cannot be read (%s), and is made anew", path, why)
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def private_folder(folder: Path) -> Path:

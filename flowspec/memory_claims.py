@@ -18,6 +18,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from flowspec.folders import locked, read_own, temporary_folder, write_own
@@ -32,6 +33,14 @@ def claims_folder() -> Path:
     except OSError:
         return own / "memory"
     return own / f"memory-{table}"
+
+
+class Claim(msgspec.Struct):
+    """When a process began, and the bytes that it may have in all."""
+
+    began: float
+    sure: int
+    most: int
 
 
 class MemoryClaims:
@@ -69,7 +78,7 @@ class MemoryClaims:
             return
         own = psutil.Process()
         resident = int(own.memory_info().rss)
-        claim = {"began": own.create_time(), "sure": resident + sure, "most": resident + most}
+        claim = Claim(began=own.create_time(), sure=resident + sure, most=resident + most)
         with contextlib.suppress(OSError):
             write_own(self._own, claim)
 
@@ -91,15 +100,14 @@ class MemoryClaims:
         for path in self._folder.glob("*.json"):
             if path == self._own:
                 continue
-            claim = read_own(path, lambda kept: (float(kept["began"]), int(kept[kind])))
+            claim = read_own(path, Claim)
             if claim is None:
                 continue  # another version's, or not a claim
-            began_s, most = claim
             try:
                 process = psutil.Process(int(path.stem))
                 has_ended = process.status() == psutil.STATUS_ZOMBIE  # and its parent has not asked how
-                is_same = not has_ended and abs(process.create_time() - began_s) < 1.0
-                untouched = max(0, most - int(process.memory_info().rss))
+                is_same = not has_ended and abs(process.create_time() - claim.began) < 1.0
+                untouched = max(0, getattr(claim, kind) - int(process.memory_info().rss))
             except psutil.NoSuchProcess:
                 is_same, untouched = False, 0
             except (ValueError, psutil.AccessDenied):

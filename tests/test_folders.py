@@ -24,15 +24,15 @@ def test_what_was_kept_is_read_again_and_a_bit_that_changed_is_noticed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, kept = tmp_path / "new" / "kept.json", {"b": [1, 2.5, None], "a": "\u00e4" * 20}
-    assert read_own(path, lambda found: found) is None
+    assert read_own(path, dict) is None
     write_own(path, kept)
     whole = path.read_bytes()
-    assert read_own(path, lambda found: found) == kept
+    assert read_own(path, dict) == kept
     assert not caplog.records
     for at in range(0, len(whole), 3):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
         caplog.clear()
-        found = read_own(path, lambda found: found)
+        found = read_own(path, dict)
         assert found in (None, kept), "but for white space"
         assert (found is None) == bool(caplog.records)
 
@@ -45,7 +45,7 @@ def test_only_regular_files_of_bounded_size_are_read(
     write_own(tmp_path / "large", "x" * 1000)
     monkeypatch.setattr(folders, "OWN_BYTES_MAX", 500)
     for name in ("pipe", "folder", "large", "/dev/zero"):
-        assert read_own(tmp_path / name, lambda kept: kept) is None
+        assert read_own(tmp_path / name, str) is None
     assert ["is made anew" in line.message for line in caplog.records] == [True, False, True, True]
     assert caplog.messages[1].endswith("is a folder; it is not used, and cannot be replaced: remove it")
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.child_process import NOT_OF_THIS_PROCESSOR, ending, python_module, words
@@ -157,12 +157,12 @@ def _verdict(name: str, command: Sequence[str], *depends: str) -> Verdict:
     key = hashlib.sha256(repr((_processor_block(), *depends)).encode() + golden).hexdigest()[:12]
     path, tell = cache_folder() / "kernels" / f"{name}-{key}.json", functools.partial(_look.get(), TRYING)
     with locked(path, lambda: tell(0.0)):
-        found = read_own(path, lambda kept: Verdict(**kept))
+        found = read_own(path, Verdict)
         if found is None:
             found = _listen(command, tell)
             if not found.may_pass:
                 with contextlib.suppress(OSError):  # it is tried again next time
-                    write_own(path, asdict(found))
+                    write_own(path, found)
             tell(1.0)
     return found
 

@@ -11,9 +11,8 @@ import os
 import platform
 import time
 from pathlib import Path
-from typing import Any
 
-from flowspec.core.protocol.facts import PackedSpeed, Speed
+from flowspec.core.protocol.facts import Speed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.model.arithmetic import build
@@ -21,7 +20,6 @@ from flowspec.model.trials import prepare, torch_version
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import speed_of
 from flowspec.runtime.machine import Machine
-from flowspec.validation import as_dict, checked
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -58,7 +56,7 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
         if key not in known:
             known[key] = _probe(machine)
             with contextlib.suppress(OSError):  # it is probed again next time
-                write_own(path, {name: as_dict(speed) for name, speed in known.items()})
+                write_own(path, known)
         return known[key]
 
 
@@ -94,9 +92,4 @@ def _kernels() -> str:
 
 def _remembered(path: Path) -> dict[str, Speed]:
     """What can be used of the file."""
-    return read_own(path, lambda kept: {str(key): _speed(value) for key, value in kept.items()}) or {}
-
-
-def _speed(value: Any) -> Speed:
-    packed = tuple(PackedSpeed(**each) for each in value["packed"])
-    return checked(Speed(**{**value, "packed": packed}))
+    return read_own(path, dict[str, Speed]) or {}

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from flowspec.folders import cache_folder, hash_range, read_own, write_own
 from flowspec.model.tensors import Extent
 
@@ -25,6 +27,11 @@ Stamp = tuple[int, int, int, int, int]
 
 def stamp_of(found: os.stat_result) -> Stamp:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+class _Kept(msgspec.Struct):
+    stamp: Stamp
+    tensors: dict[str, str]
 
 
 class Digests:
@@ -54,17 +61,15 @@ class Digests:
         if self._is_new:
             self._is_new = False
             try:
-                write_own(self._path, {"stamp": self._stamp, "tensors": self._known})
+                write_own(self._path, _Kept(stamp=self._stamp, tensors=self._known))
             except OSError as error:
                 log.warning(
                     "cannot keep the digests of the weights in %s: %s", self._path.parent, error.strerror
                 )
 
     def _read(self) -> dict[str, str]:
-        kept = read_own(self._path, lambda kept: (kept["stamp"], dict(kept["tensors"])))
-        if kept is None or kept[0] != list(self._stamp):
-            return {}
-        return kept[1]
+        kept = read_own(self._path, _Kept)
+        return {} if kept is None or kept.stamp != self._stamp else kept.tensors
 
 
 @dataclass(frozen=True, slots=True)
