@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from flowspec.core.head.events import (
@@ -276,16 +276,7 @@ class Recorder:
             segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops
         )
         stays = [
-            {
-                "stage": stay.stage,
-                "arrived_s": self._at(stay.arrived_s),
-                "started_s": self._at(stay.started_s),
-                "ended_s": self._at(stay.ended_s),
-                "left_s": self._at(stay.left_s),
-                "alive": stay.alive,
-                "dead": stay.dead,
-                "dropped": stay.dropped,
-            }
+            {name: self._at(told) if name.endswith("_s") else told for name, told in asdict(stay).items()}
             for stay in trip.visits()
         ]
         return {

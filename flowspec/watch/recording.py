@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args
 
 import msgspec
 from msgspec import Meta, Struct
@@ -31,7 +31,6 @@ NODES_MAX = limits.DRAFT_NODES_MAX * 64
 
 Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
 Id = Annotated[int, Meta(ge=0, le=COUNT_MAX)]
-Number = Annotated[float, Meta(ge=0, le=1e9)]
 Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
@@ -55,7 +54,17 @@ class About(Struct, frozen=True, kw_only=True):
 # ------------------------------------------------------------------------------------------- what is expected
 
 
-class Stage(Struct, frozen=True, kw_only=True):
+def _list(kind: Any, most: int) -> Any:
+    return Annotated[list[kind], Meta(max_length=most)]
+
+
+def _record(name: str, fields: Mapping[str, Any], **config: Any) -> Any:
+    """A type with these fields; one that may be null need not be there."""
+    given = [(each, kind, *([None] if type(None) in get_args(kind) else [])) for each, kind in fields.items()]
+    return msgspec.defstruct(name, given, frozen=True, kw_only=True, **config)
+
+
+class _Stage(Struct, frozen=True, kw_only=True):
     name: Text
     layers: tuple[Id, Id]
 
@@ -65,81 +74,60 @@ class Stage(Struct, frozen=True, kw_only=True):
         expect(is_some, "layers", self.layers, f"the first one and the end, at most {limits.LAYERS_MAX}")
 
 
-class Stay(Struct, frozen=True, kw_only=True):
-    stage: Annotated[int, Meta(ge=0, le=limits.STAGES_MAX - 1)]
-    arrived_s: Seconds
-    started_s: Seconds
-    ended_s: Seconds
-    left_s: Seconds
-    alive: Id
-    dead: Id
-    dropped: Id
-
-
-class Making(Struct, frozen=True, kw_only=True):
-    """What a device does to make ready."""
-
-    doing: Text
-    share: Share
-
-
-class Device(Struct, frozen=True, kw_only=True):
-    name: Text
-    memory_bytes: Id
-    temperature_c: Annotated[float, Meta(ge=-300, le=1000)] | None = None
-    queued: Id
-    done: Id
-    running_s: Seconds
-    present: bool
-    throttled: bool | None = None
-    loading: Making | None = None
-
-
-_Stages = Annotated[list[Stage], Meta(max_length=limits.STAGES_MAX)]
-_Nodes = Annotated[list[Id], Meta(max_length=NODES_MAX)]
+_NODES = _list(Id, NODES_MAX)
+_STAY = {
+    "stage": Annotated[int, Meta(ge=0, le=limits.STAGES_MAX - 1)],
+    **dict.fromkeys(("arrived_s", "started_s", "ended_s", "left_s"), Seconds),
+    **dict.fromkeys(("alive", "dead", "dropped"), Id),
+}
+_DEVICE = {
+    "name": Text,
+    "memory_bytes": Id,
+    "temperature_c": Annotated[float, Meta(ge=-300, le=1000)] | None,
+    "queued": Id,
+    "done": Id,
+    "running_s": Seconds,
+    "present": bool,
+    "throttled": bool | None,
+    "loading": _record("Loading", {"doing": Text, "share": Share}) | None,
+}
 _FRAMES: dict[str, dict[str, Any]] = {
-    "stages": {"stages": _Stages},
+    "stages": {"stages": _list(_Stage, limits.STAGES_MAX)},
     "lost": {"silent_s": Seconds},
     "failed": {"text": Text},
     "note": {"text": Text},
     "missed": {},
     "begin": {"request": Id, "prompt_tokens": Id, "reused": Id, "text": Text},
     "root": {"request": Id, "node": Id, "token": Text, "position": Id},
-    "nodes": {
-        "request": Id,
-        "nodes": Annotated[list[tuple[Id, Id, Text, Share]], Meta(max_length=NODES_MAX)],
-    },
+    "nodes": {"request": Id, "nodes": _list(tuple[Id, Id, Text, Share], NODES_MAX)},
     "sent": {
         "segment": Id,
-        "parts": Annotated[list[tuple[Id, _Nodes]], Meta(max_length=limits.PARTS_PER_SEGMENT_MAX)],
+        "parts": _list(tuple[Id, _NODES], limits.PARTS_PER_SEGMENT_MAX),  # type: ignore[valid-type]
         "prompt_rows": Id,
     },
     "trip": {
         "segment": Id,
         "sent_s": Seconds,
         "back_s": Seconds,
-        "stays": Annotated[list[Stay], Meta(max_length=limits.STAGES_MAX)],
+        "stays": _list(_record("Stay", _STAY), limits.STAGES_MAX),
     },
     "draft": {
         "drafter": Annotated[int, Meta(ge=0, le=limits.LIST_MAX)],
         "started_s": Seconds,
         "ended_s": Seconds,
     },
-    "tokens": {
-        "request": Id,
-        "nodes": Annotated[list[tuple[Id, Text]], Meta(max_length=limits.CONTEXT_MAX)],
-    },
-    "dead": {"request": Id, "nodes": _Nodes},
+    "tokens": {"request": Id, "nodes": _list(tuple[Id, Text], limits.CONTEXT_MAX)},
+    "dead": {"request": Id, "nodes": _NODES},
     "end": {
         "request": Id,
         "reason": Text,
         "statistics": Annotated[dict[str, Any], Meta(max_length=REPORT_KEYS_MAX)],
     },
-    "devices": {"devices": Annotated[list[Device], Meta(max_length=limits.LIST_MAX)]},
+    "devices": {"devices": _list(_record("Device", _DEVICE), limits.LIST_MAX)},
     "figures": {
-        **dict.fromkeys(("tokens_per_s", "S", "acceptance"), Number),
+        **dict.fromkeys(("tokens_per_s", "S", "acceptance"), Annotated[float, Meta(ge=0, le=1e9)]),
         "rho": Share,
-        "busy": Annotated[list[Share], Meta(max_length=limits.STAGES_MAX)],
+        "busy": _list(Share, limits.STAGES_MAX),
         "dropped_rows": Id,
     },
 }
@@ -151,16 +139,13 @@ class _Frame(Struct, frozen=True, kw_only=True, tag_field="kind"):
     t: Seconds
 
 
-_KINDS = tuple(
-    msgspec.defstruct(kind, list(fields.items()), bases=(_Frame,), tag=kind, frozen=True, kw_only=True)
-    for kind, fields in _FRAMES.items()
-)
+_KINDS = tuple(_record(kind, fields, bases=(_Frame,), tag=kind) for kind, fields in _FRAMES.items())
 
 
 class Frames(Struct, frozen=True, kw_only=True):
     """Things that happened, in order."""
 
-    frames: Annotated[list[Union[_KINDS]], Meta(max_length=FRAMES_MAX)]  # type: ignore[valid-type]  # noqa: UP007
+    frames: _list(Union[_KINDS], FRAMES_MAX)  # type: ignore[valid-type]  # noqa: UP007
 
     def __post_init__(self) -> None:
         frames: list[Any] = self.frames
@@ -178,7 +163,7 @@ class Format(Struct, frozen=True, kw_only=True):
 
 class Heading(About, frozen=True, kw_only=True):
     world: Literal["cluster", "emulated", "simulated"]
-    stages: _Stages
+    stages: Annotated[list[_Stage], Meta(max_length=limits.STAGES_MAX)]
     created: Text
 
 

@@ -21,7 +21,6 @@ class StageVisit:
     `dropped` rows left in the queue, before they ran.
     """
 
-    segment: int
     stage: int
     arrived_s: float
     started_s: float
@@ -62,7 +61,6 @@ class Trip:
             dead = hop.dead_between_layers + hop.dead_late
             found.append(
                 StageVisit(
-                    segment=self.segment,
                     stage=stage,
                     arrived_s=arrived_s,
                     started_s=started_s,
