@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from rich.table import Table
 
 from flowspec.cli import resume, statistics
 from flowspec.cli.answer import ask, drafter_lines, figures, forecast_told, from_head, record
-from flowspec.cli.chat_journal import ChatJournal
 from flowspec.cli.child_lines import child_lines_noted
 from flowspec.cli.console import PlainConsole
 from flowspec.cli.opening import open_llm
@@ -42,7 +41,8 @@ from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
 from flowspec.model.text import Messages, Tokenizer, check_chat_template
 from flowspec.plan.memory import mib
 from flowspec.runtime.answer import Answer
-from flowspec.runtime.journal.lines import Entry, JournalContent
+from flowspec.runtime.journal.file import Journal, new_path, newest
+from flowspec.runtime.journal.lines import Entry, JournalContent, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import RecoveryOptions, Session
 from flowspec.runtime.watching import Notes, watch_session
@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
             connect=connect,
             llm=llm,
             tokenizer=llm.tokenizer,
-            settings=llm.question_of((), params) if last is None else resume.settings_of(last),
+            settings=llm.question_of((), params) if last is None else replace(last.question, answered=()),
             console=PlainConsole(highlight=False, stderr=args.json),
             system=(args.system or "") if last is None else last.system,
             is_json=args.json,
@@ -194,6 +194,54 @@ def plain_line(prompt: str) -> str:
     except KeyboardInterrupt:
         print(file=sys.stderr)  # behind ^C
         raise TypedInterrupt from None
+
+
+@dataclass(slots=True)
+class ChatJournal:
+    """Keeps the dialogue; a file is made with its first question. Where none can be, that is told once, and
+    the chat goes on."""
+
+    tell: Callable[[str], None]
+    setting: Callable[[Session], Setting]
+    """What a new one begins with."""
+    is_kept: bool = True
+    journal: Journal | None = None
+
+    def take_up(self, path: Path | None, *, good_part: bool) -> JournalContent:
+        """Opens an earlier dialogue, the last one if none is named, to go on with it. Raises `InputError`."""
+        place = path or newest(resume.journal_folder())
+        self.journal, content = Journal.open(place, self.tell, good_part=good_part)
+        return content
+
+    def ask(self, session: Session, question: Question, *, user: str, system: str) -> None:
+        """A question is about to be asked."""
+        if self.journal is None and self.is_kept:
+            self.journal = self._begin(session)
+        if self.journal is not None:
+            self.journal.ask(Entry(question=question, user=user, system=system))
+
+    def tokens(self, tokens: Sequence[int]) -> None:
+        if self.journal is not None:
+            self.journal.tokens(tokens)
+
+    def end(self, answer: Answer) -> None:
+        if self.journal is not None:
+            self.journal.end(answer.finish_reason, answer.text)
+
+    def close(self) -> None:
+        """The dialogue is over; another question begins another one."""
+        if self.journal is not None:
+            self.journal.close()
+        self.journal = None
+
+    def _begin(self, session: Session) -> Journal | None:
+        try:
+            path = new_path(resume.journal_folder())
+            return Journal.start(path, self.setting(session), self.tell)
+        except (OSError, InputError) as error:
+            self.is_kept = False
+            self.tell(f"the dialogue is not kept: {error}")
+            return None
 
 
 @dataclass(slots=True)
@@ -386,7 +434,7 @@ class Chat:
         if not self.is_json:
             self.console.print(f"{PROMPT}{entry.user}", markup=False)
         self.messages.append({"role": "user", "content": entry.user})
-        self.follow(self.llm, resume.question_of(entry))
+        self.follow(self.llm, entry.question)
 
     def follow(self, llm: LLM, question: Question) -> None:
         """Shows an answer up to its end."""

@@ -153,11 +153,11 @@ def _answer(
         wait_s=timeouts.WAIT_FOR_DEVICES_S,
         arithmetic="" if content is None else content.setting.arithmetic,
     )
-    needs_text = args.prompt_token_ids is None if last is None else bool(last.stops)
+    needs_text = args.prompt_token_ids is None if last is None else bool(last.question.stops)
     llm = stack.enter_context(open_llm(args, recovery_options, check, needs_text=needs_text))
     session, tokenizer = llm.session, llm.tokenizer
     if last is not None:
-        question = resume.question_of(last)
+        question = last.question
     else:
         ids = args.prompt_token_ids or ([] if prompts else encode_prompt(tokenizer, args, args.prompt))
         question = llm.question_of(ids, sampling_params(args))
@@ -173,7 +173,7 @@ def _answer(
         )
     if args.journal is not None:
         journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args, session), note))
-        journal.ask(resume.entry_of(question))
+        journal.ask(Entry(question=question))
     unrecorded: NotRecordedError | None = None
     try:
         with (
@@ -200,7 +200,8 @@ def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
         print(json.dumps(resume.finished_record(setting, entry)))
     else:
         with answer_shown() as piece:
-            piece("".join(f"{token} " for token in entry.tokens) if entry.text is None else entry.text)
+            numbers = "".join(f"{token} " for token in entry.question.answered)
+            piece(numbers if entry.text is None else entry.text)
         note("(the answer was finished; this is what the journal holds)")
     return 0
 

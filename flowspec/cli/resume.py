@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,7 @@ from flowspec.errors import InputError, counted
 from flowspec.folders import state_folder
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.journal.lines import Entry, Setting
-from flowspec.runtime.question import Question
-from flowspec.runtime.session import Limits, Session
+from flowspec.runtime.session import Session
 from flowspec.validation import as_dict
 
 FIXED: Mapping[str, Any] = {
@@ -114,48 +112,21 @@ def setting_of(args: argparse.Namespace, session: Session) -> Setting:
     )
 
 
-def entry_of(question: Question, *, user: str = "", system: str = "") -> Entry:
-    """A question as a journal keeps it."""
-    return Entry(
-        prompt=tuple(question.prompt),
-        sampling=question.sampling,
-        new_tokens_max=question.limits.new_tokens_max,
-        stop_ids=question.limits.stop_ids,
-        stops=tuple(question.stops),
-        user=user,
-        system=system,
-    )
-
-
-def settings_of(entry: Entry) -> Question:
-    """A question with nothing of its answer: how it is asked."""
-    return Question(
-        prompt=entry.prompt,
-        sampling=entry.sampling,
-        limits=Limits(new_tokens_max=entry.new_tokens_max, stop_ids=entry.stop_ids),
-        stops=entry.stops,
-    )
-
-
-def question_of(entry: Entry) -> Question:
-    """The same question, of whose answer so much is known."""
-    return replace(settings_of(entry), answered=entry.tokens)
-
-
 def finished_record(setting: Setting, entry: Entry) -> dict[str, Any]:
     """As `answer.record` has it, for an answer that nothing was computed for."""
+    question, count = entry.question, len(entry.question.answered)
     return {
-        "token_ids": list(entry.tokens),
+        "token_ids": list(question.answered),
         "text": entry.text,
         "finish_reason": entry.end,
-        "prompt_tokens": len(entry.prompt),
+        "prompt_tokens": len(question.prompt),
         "reused_tokens": 0,
-        "new_tokens": len(entry.tokens),
-        "resumed": len(entry.tokens),
+        "new_tokens": count,
+        "resumed": count,
         "model": setting.model,
         "dtype": setting.dtype,
         "cache": setting.cache,
         "arithmetic": setting.arithmetic,
         "context": setting.context,
-        **as_dict(entry.sampling),
+        **as_dict(question.sampling),
     }

@@ -7,8 +7,11 @@ from typing import Any
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.runtime.journal.lines import Entry, Setting
+from flowspec.runtime.question import Question
+from flowspec.runtime.session import Limits
 
-ENTRY = Entry(prompt=(1, 5, 9), sampling=Sampling(), new_tokens_max=4, stop_ids=frozenset([2]))
+LIMITS = Limits(new_tokens_max=4, stop_ids=frozenset([2]))
+ENTRY = Entry(question=Question(prompt=(1, 5, 9), sampling=Sampling(), limits=LIMITS))
 
 
 def setting(**changes: Any) -> Setting:

@@ -99,7 +99,7 @@ class Journal:
 
     def ask(self, entry: Entry) -> None:
         self._write(ask_row(entry, (*self._before, *self._tokens)))
-        self._before = entry.prompt
+        self._before = tuple(entry.question.prompt)
         self._tokens.clear()
 
     def tokens(self, tokens: Sequence[int]) -> None:

@@ -16,18 +16,20 @@ from __future__ import annotations
 import inspect
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from flowspec.core.head.request import common_prefix
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
 from flowspec.errors import InputError, first_line
+from flowspec.runtime.question import Question
+from flowspec.runtime.session import Limits
 from flowspec.validation import Document, decode_json, expect
 
 FORMAT = 6
@@ -68,33 +70,19 @@ class Setting(Document, frozen=True, kw_only=True):
             expect(getattr(self, name).isprintable(), name, getattr(self, name), "printable characters")
 
 
-class _Asked(Document, frozen=True, kw_only=True):
-    new_tokens_max: Annotated[int, Meta(ge=1, le=limits.ID_MAX)]
-    stop_ids: frozenset[int]
-    stops: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
-    user: str = ""
-    system: str = ""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A question with its answer so far, and how that ended (nothing: it did not).
 
-
-class Entry(_Asked, frozen=True, kw_only=True):
-    """An answer: what fixes it, its tokens so far, and how it ended (nothing: it did not).
-
-    `user` and `system` are what was said in a chat; `prompt` is what the model saw, as a chat template made
-    it on that day. `text` is the whole answer's, None without a tokenizer.
+    `user` and `system` are what was said in a chat; the question's prompt is what the model saw, as a chat
+    template made it on that day. `text` is the whole answer's, None without a tokenizer.
     """
 
-    prompt: tuple[int, ...]
-    sampling: Sampling
-    tokens: tuple[int, ...] = ()
+    question: Question
+    user: str = ""
+    system: str = ""
     end: End | None = None
     text: str | None = None
-
-    def __post_init__(self) -> None:
-        expect(bool(self.prompt), "prompt", self.prompt, "at least one token")
-        count, most = len(self.tokens), min(self.new_tokens_max, limits.CONTEXT_MAX)
-        expect(count <= most, "tokens", f"{count} entries", f"at most {most}")
-        is_open = self.stop_ids.isdisjoint(self.tokens)
-        expect(is_open, "tokens", self.tokens, "none that ends the answer")
 
     @property
     def is_finished(self) -> bool:
@@ -103,7 +91,7 @@ class Entry(_Asked, frozen=True, kw_only=True):
 
     @property
     def known(self) -> tuple[int, ...]:
-        return self.prompt + self.tokens
+        return (*self.question.prompt, *self.question.answered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,12 +144,17 @@ else:
     would draw other tokens."""
 
 
-class Ask(_Asked, frozen=True, kw_only=True):
+class Ask(Document, frozen=True, kw_only=True):
     """A question, whose prompt begins with what the answer before it had by its end: so much is to `keep`."""
 
     keep: Annotated[int, Meta(ge=0)]
     prompt: Tokens
     sampling: _Sampling
+    new_tokens_max: Annotated[int, Meta(ge=1, le=limits.ID_MAX)]
+    stop_ids: frozenset[int]
+    stops: tuple[Annotated[str, Meta(min_length=1)], ...]
+    user: str
+    system: str
 
 
 class Row(Document, frozen=True, kw_only=True, omit_defaults=True):
@@ -183,19 +176,29 @@ class Row(Document, frozen=True, kw_only=True, omit_defaults=True):
 
 def ask_row(entry: Entry, before: Sequence[int]) -> Row:
     """The question, `before` being the whole text of the answer before it."""
-    keep = common_prefix(before, entry.prompt)
-    named = {name: getattr(entry, name) for name in _Asked.__struct_fields__}
-    sampling = msgspec.convert(entry.sampling, _Sampling, from_attributes=True)
-    return Row(ask=Ask(keep=keep, prompt=entry.prompt[keep:], sampling=sampling, **named))
+    question, keep = entry.question, common_prefix(before, entry.question.prompt)
+    ask = Ask(
+        keep=keep,
+        prompt=tuple(question.prompt[keep:]),
+        sampling=msgspec.convert(question.sampling, _Sampling, from_attributes=True),
+        new_tokens_max=question.limits.new_tokens_max,
+        stop_ids=question.limits.stop_ids,
+        stops=tuple(question.stops),
+        user=entry.user,
+        system=entry.system,
+    )
+    return Row(ask=ask)
 
 
 def _entry(ask: Ask, before: tuple[int, ...]) -> Entry:
     expect(ask.keep <= len(before), "keep", ask.keep, f"at most {len(before)}")
-    named = {name: getattr(ask, name) for name in _Asked.__struct_fields__}
-    drawn = asdict(ask.sampling)
-    if ask.sampling.grammar is not None:
-        drawn["grammar"] = Grammar(**asdict(ask.sampling.grammar))
-    return Entry(prompt=before[: ask.keep] + ask.prompt, sampling=Sampling(**drawn), **named)
+    prompt = before[: ask.keep] + ask.prompt
+    expect(bool(prompt), "prompt", prompt, "at least one token")
+    drawn, grammar = asdict(ask.sampling), ask.sampling.grammar
+    sampling = Sampling(**{**drawn, "grammar": grammar and Grammar(**asdict(grammar))})
+    limit = Limits(new_tokens_max=ask.new_tokens_max, stop_ids=ask.stop_ids)
+    question = Question(prompt=prompt, sampling=sampling, limits=limit, stops=ask.stops)
+    return Entry(question=question, user=ask.user, system=ask.system)
 
 
 def sealed(row: Any, number: int) -> bytes:
@@ -250,7 +253,7 @@ def read_lines(data: bytes, name: str) -> JournalContent:
                     earlier.append((last.user, last.text or ""))
                 last, tokens = _entry(row.ask, () if last is None else last.known), []
             elif row.arithmetic is not None:
-                setting = replace(setting, arithmetic=row.arithmetic)
+                setting = msgspec.structs.replace(setting, arithmetic=row.arithmetic)
             elif last is None or last.end:
                 raise ValueError(f"expected a question, got {line[:80]!r}")
             elif row.tokens is not None:
@@ -304,7 +307,9 @@ def _answered(entry: Entry | None, tokens: list[int], setting: Setting) -> Entry
     again."""
     if entry is None or not tokens:
         return entry
-    whole = replace(entry, tokens=tuple(tokens))
-    count, most = len(whole.known), setting.context
-    expect(count <= most, "tokens", count, f"at most {most} with the prompt")
-    return whole
+    asked, known = entry.question.limits, len(entry.question.prompt) + len(tokens)
+    most = min(asked.new_tokens_max, limits.CONTEXT_MAX)
+    expect(len(tokens) <= most, "tokens", f"{len(tokens)} entries", f"at most {most}")
+    expect(asked.stop_ids.isdisjoint(tokens), "tokens", tokens, "none that ends the answer")
+    expect(known <= setting.context, "tokens", known, f"at most {setting.context} with the prompt")
+    return replace(entry, question=replace(entry.question, answered=tuple(tokens)))

@@ -6,14 +6,14 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import to_builtins
-from msgspec.structs import replace
+from msgspec import structs, to_builtins
 
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.errors import InputError
@@ -28,6 +28,8 @@ from flowspec.runtime.journal.lines import (
     read_lines,
     sealed,
 )
+from flowspec.runtime.question import Question
+from flowspec.runtime.session import Limits
 from tests.mutations import mutants, one_line_at_most
 from tests.nightly import nightly
 
@@ -40,18 +42,27 @@ SETTING = Setting(
     arithmetic="fast",
 )
 FIRST = Entry(
-    prompt=(5, 6, 7),
-    sampling=Sampling(temperature=0.7, top_p=0.9, seed=1 << 40),
-    new_tokens_max=9,
-    stop_ids=frozenset([2]),
-    stops=("\n", "ü\u2028"),
+    question=Question(
+        prompt=(5, 6, 7),
+        sampling=Sampling(temperature=0.7, top_p=0.9, seed=1 << 40),
+        limits=Limits(new_tokens_max=9, stop_ids=frozenset([2])),
+        stops=("\n", "ü\u2028"),
+        answered=(8, 9),
+    ),
     user="What?",
     system="Short.",
-    tokens=(8, 9),
     end="stop",
     text="That.",
 )
-SECOND = replace(FIRST, prompt=(5, 6, 7, 8, 9, 3), user="And?", tokens=(4, 4, 4), end=None, text=None)
+
+
+def changed(entry: Entry, *, is_ended: bool = False, **question: Any) -> Entry:
+    """The same with another question; its answer has not ended."""
+    end = (entry.end, entry.text) if is_ended else (None, None)
+    return replace(entry, question=replace(entry.question, **question), end=end[0], text=end[1])
+
+
+SECOND = replace(changed(FIRST, prompt=(5, 6, 7, 8, 9, 3), answered=(4, 4, 4)), user="And?")
 
 
 def seal(*rows: Any) -> bytes:
@@ -68,7 +79,7 @@ def rows_of(*entries: Entry, setting: Setting = SETTING) -> list[Any]:
     before: tuple[int, ...] = ()
     for entry in entries:
         rows.append(ask_row(entry, before))
-        rows += [tokens_row([token]) for token in entry.tokens]
+        rows += [tokens_row([token]) for token in entry.question.answered]
         if entry.end:
             rows.append(Row(end=entry.end, text=entry.text))
         before = entry.known
@@ -95,7 +106,7 @@ def test_what_is_written_is_read_again() -> None:
         {"role": "user", "content": "What?"},
         {"role": "assistant", "content": "That."},
     ]
-    given_up = read(written(replace(FIRST, end=None, text=None), SECOND))
+    given_up = read(written(changed(FIRST), SECOND))
     assert (given_up.messages(), given_up.last) == ([], SECOND)
 
 
@@ -103,7 +114,7 @@ def test_journals_of_before_go_on_with_the_arithmetic_that_came_last() -> None:
     rows = rows_of(FIRST, SECOND)
     for at in (len(rows) - 2, len(rows_of(FIRST))):
         content = read(seal(*rows[:at], {"arithmetic": "safe"}, *rows[at:]))
-        assert (content.setting, content.last) == (replace(SETTING, arithmetic="safe"), SECOND)
+        assert (content.setting, content.last) == (structs.replace(SETTING, arithmetic="safe"), SECOND)
 
 
 def test_a_journal_ends_with_its_last_whole_line() -> None:
@@ -116,7 +127,7 @@ def test_a_journal_ends_with_its_last_whole_line() -> None:
             assert data[content.size_bytes : end].count(b"\n") == 0
             if content.last is not None:
                 whole = SECOND if content.earlier else FIRST
-                assert whole.tokens[: len(content.last.tokens)] == content.last.tokens
+                assert whole.known[: len(content.last.known)] == content.last.known
 
 
 def beginning(good: JournalContent, of: JournalContent) -> bool:
@@ -125,7 +136,7 @@ def beginning(good: JournalContent, of: JournalContent) -> bool:
         return not good.earlier
     whole = of.last if len(good.earlier) == len(of.earlier) else FIRST
     assert whole is not None
-    return good.last.prompt == whole.prompt and good.last.tokens == whole.tokens[: len(good.last.tokens)]
+    return good.last.known == whole.known[: len(good.last.known)]
 
 
 def test_a_flipped_bit_is_found_wherever_it_is() -> None:
@@ -182,7 +193,7 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
         (seal(HEAD, ask_of(FIRST), tokens_row([1] * 10)), 3, "tokens"),
         (seal(HEAD, ask_of(FIRST, prompt=[5] * 99), tokens_row([1, 1])), 3, "at most 100 with the prompt"),
         (seal(HEAD, ask_of(FIRST), {"end": "", "text": None}), 3, "end"),
-        (seal(*rows_of(FIRST, SECOND, setting=replace(SETTING, command="generate"))), 6, "ask"),
+        (seal(*rows_of(FIRST, SECOND, setting=structs.replace(SETTING, command="generate"))), 6, "ask"),
     ],
     ids=range(13),
 )
@@ -203,7 +214,7 @@ def test_tokens_that_are_not_drawn_and_biases_are_kept() -> None:
         logit_bias=((2, -100.0), (9, 0.25)),
         grammar=Grammar(kind="reply", text="a|\u00e9", ends=(1, 7), marks=(9, 2)),
     )
-    entry = replace(FIRST, sampling=sampling)
+    entry = changed(FIRST, is_ended=True, sampling=sampling)
     assert read_lines(seal(*rows_of(entry)), "j").last == entry
     for name, wrong in (
         ("suppress_tokens", [5, 3]),
@@ -231,12 +242,12 @@ def test_any_bytes_are_a_journal_or_refused(data: bytes) -> None:
         assert content.size_bytes <= len(data)
         if content.last is not None:
             assert (
-                read(written(content.last, setting=replace(content.setting, command="chat"))).last
+                read(written(content.last, setting=structs.replace(content.setting, command="chat"))).last
                 == content.last
             )
 
 
-EMPTY = replace(FIRST, tokens=(), end=None, text=None)
+EMPTY = changed(FIRST, answered=())
 
 
 @pytest.fixture
@@ -254,11 +265,11 @@ def test_an_answer_is_gone_on_with_in_the_same_file(tmp_path: Path, said: list[s
         file.write(b'{"tokens":[')  # killed in the middle of a line
     journal, content = Journal.open(path, said.append)
     with journal:
-        assert content.last == replace(EMPTY, tokens=(8,))
+        assert content.last == changed(EMPTY, answered=(8,))
         journal.tokens([9])
         journal.end("stop", "That.")
-        journal.ask(replace(SECOND, tokens=()))
-        for token in SECOND.tokens:
+        journal.ask(changed(SECOND, answered=()))
+        for token in SECOND.question.answered:
             journal.tokens([token])
     assert path.read_bytes() == written(FIRST, SECOND)
     assert said == []
@@ -266,7 +277,7 @@ def test_an_answer_is_gone_on_with_in_the_same_file(tmp_path: Path, said: list[s
 
 def test_the_good_part_of_a_damaged_one_goes_on(tmp_path: Path, said: list[str]) -> None:
     path = tmp_path / "it"
-    good, last = written(replace(FIRST, tokens=(8,), end=None)), b'{"tokens":[9],"line":4,"crc":"00000000"}\n'
+    good, last = written(changed(FIRST, answered=(8,))), b'{"tokens":[9],"line":4,"crc":"00000000"}\n'
     path.write_bytes(good + last)
     told = (
         "line 4 is damaged: its checksum does not fit; the 3 lines before it are whole: --good-part goes on"
@@ -277,7 +288,7 @@ def test_the_good_part_of_a_damaged_one_goes_on(tmp_path: Path, said: list[str])
     journal, content = Journal.open(path, said.append, good_part=True)
     with journal:
         assert content.last is not None
-        assert content.last.tokens == (8,)
+        assert content.last.question.answered == (8,)
         assert path.read_bytes() == good
         journal.tokens([9])
         journal.end("stop", "That.")
@@ -309,7 +320,7 @@ def test_a_full_disk_ends_the_journal_and_not_the_answer(
     tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "it"
-    real, room = os.write, len(written(replace(EMPTY, tokens=(8,)))) + 4
+    real, room = os.write, len(written(changed(EMPTY, answered=(8,)))) + 4
 
     def write(descriptor: int, data: bytes) -> int:
         left = room - path.stat().st_size
@@ -326,7 +337,9 @@ def test_a_full_disk_ends_the_journal_and_not_the_answer(
         journal.end("stop", "That.")
     assert len(said) == 1
     assert "cannot be written (No space left on device); the answer goes on without it" in said[0]
-    assert path.read_bytes() == written(replace(EMPTY, tokens=(8,))) + b'{"to', "nothing follows half a line"
+    assert path.read_bytes() == written(changed(EMPTY, answered=(8,))) + b'{"to', (
+        "nothing follows half a line"
+    )
 
 
 def test_a_folder_keeps_the_newest(tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
