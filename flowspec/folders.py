@@ -118,6 +118,16 @@ class _Own(msgspec.Struct):
     content: msgspec.Raw
 
 
+def files_by_age(folder: Path, suffix: str) -> list[Path]:
+    """The oldest first; others may remove some meanwhile."""
+    ages = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{suffix}"):
+            with contextlib.suppress(OSError):
+                ages.append((path.stat().st_mtime_ns, path.name, path))
+    return [path for _, _, path in sorted(ages)]
+
+
 def write_own(path: Path, content: Any) -> None:
     """Keeps something as JSON for `read_own`; raises `OSError`."""
     raw = msgspec.json.encode(content)

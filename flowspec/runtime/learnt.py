@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from flowspec.core.head.head import HeadState
-from flowspec.folders import read_regular, state_folder, write_whole
+from flowspec.folders import files_by_age, read_regular, state_folder, write_whole
 from flowspec.plan.placement import ClusterPlan
 from flowspec.validation import NOTHING, Document, Misfit, decode_json
 
@@ -87,13 +87,7 @@ class LearntFile:
             rb"\[[^][{}]*\]", lambda found: re.sub(rb"\n *", b" ", found[0]), text
         )  # a list, a line
         write_whole(self.path, text)
-        _remove_oldest(self.path.parent)
-
-
-def _remove_oldest(folder: Path) -> None:
-    """Other heads may do the same at the same time."""
-    with contextlib.suppress(OSError):
-        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in files[:-FILES_MAX]:
-            path.unlink()
-            log.info("%s was removed: only the last %d are kept", path, FILES_MAX)
+        for path in files_by_age(self.path.parent, ".json")[:-FILES_MAX]:
+            with contextlib.suppress(OSError):  # another head may do the same
+                path.unlink()
+                log.info("%s was removed: only the last %d are kept", path, FILES_MAX)

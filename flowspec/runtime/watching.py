@@ -307,15 +307,15 @@ class Watch:
         now_s, beat_s = self._clock(), time.monotonic()
         frames = recorder.frames(now_s)
         while self._notes:
-            frames.append(recorder.tell({"kind": "note", "text": self._notes.popleft()}, now_s))
+            frames.append(recorder.tell(now_s, "note", text=self._notes.popleft()))
         standing = (self._head.is_formed, self._head.lost)
         if beat_s >= self._devices_due_s or standing != self._standing:
             self._standing = standing
             is_calm = self._head.is_formed and not self._head.loading
             self._devices_due_s = beat_s + (DEVICES_EVERY_S if is_calm else LOADING_EVERY_S)
-            frames.append(recorder.tell({"kind": "devices", "devices": self._look_at_devices()}, now_s))
+            frames.append(recorder.tell(now_s, "devices", devices=self._look_at_devices()))
         if self._head.failure is not None and recorder.present.failed is None:
-            frames.append(recorder.tell({"kind": "failed", "text": str(self._head.failure)}, now_s))
+            frames.append(recorder.tell(now_s, "failed", text=str(self._head.failure)))
         if not frames:
             return
         readers = [watcher for watcher in self._watchers if watcher.reads]

@@ -41,16 +41,8 @@ StageRows = list[dict[str, Any]]
 """The pipeline: `{"name", "layers": [first, end]}` for each stage."""
 
 
-@dataclass(slots=True)
-class _Seen:
-    """How far an answer has been looked at: rows of its table, of what was dropped, of its path; and in which
-    epoch."""
-
-    submit: Submit
-    epoch: int
-    rows: int
-    dropped: int
-    length: int
+_Extent = tuple[int, int, int, int]
+"""How much of an answer is seen: rows of its table, of what was dropped, of its path; and its epoch."""
 
 
 @dataclass(slots=True)
@@ -104,7 +96,7 @@ class Recorder:
         self._first_stages: StageRows | None = stages()
         self._origin_s = origin_s
         self._moments: deque[_Moment] = deque()
-        self._seen: dict[int, _Seen] = {}
+        self._seen: dict[int, tuple[Submit, _Extent]] = {}
         self._detokenizer = Detokenizer(decode)
         self._figures = Figures()
         self._running: dict[int, IncrementalDetokenizer] = {}
@@ -134,37 +126,25 @@ class Recorder:
 
     def _look(self, request: Request) -> _Look | None:
         tree, submit, number = request.tree, request.submit, request.number
+        extent = (len(tree), len(tree.dropped), tree.committed_length, request.opening.epoch)
         seen = self._seen.get(number)
-        if submit is not None and (seen is None or seen.submit is not submit):
-            self._seen[number] = _Seen(
-                submit, request.opening.epoch, len(tree), len(tree.dropped), tree.committed_length
-            )
-            return _Look(
-                number,
-                (tree.root, tree.token(tree.root), tree.position(tree.root)),
-                tree.log_value(tree.root),
-                begun=submit,
-                reused=request.reused,
-                living=_living(request),
-            )
-        assert seen is not None
-        rows, dropped, length, epoch = (
-            len(tree),
-            len(tree.dropped),
-            tree.committed_length,
-            request.opening.epoch,
-        )
-        if (rows, dropped, length, epoch) == (seen.rows, seen.dropped, seen.length, seen.epoch):
+        begun = submit if submit is not None and (seen is None or seen[0] is not submit) else None
+        if begun is None and seen is not None and seen[1] == extent:
             return None
-        look = _Look(
-            number, (tree.root, tree.token(tree.root), tree.position(tree.root)), tree.log_value(tree.root)
-        )
-        look.first, look.table = seen.rows, tree.table(seen.rows)
-        look.dropped = tree.dropped[seen.dropped :]
-        look.path = [(node, tree.token(node)) for node in tree.path[seen.length :]]
-        if epoch != seen.epoch:
-            look.is_again, look.living = True, _living(request)
-        seen.rows, seen.dropped, seen.length, seen.epoch = rows, dropped, length, epoch
+        root = (tree.root, tree.token(tree.root), tree.position(tree.root))
+        look = _Look(number, root, tree.log_value(tree.root))
+        if begun is not None:
+            look.begun, look.reused = begun, request.reused
+        else:
+            assert seen is not None
+            begun, (look.first, dropped, length, epoch) = seen
+            look.table = tree.table(look.first)
+            look.dropped = tree.dropped[dropped:]
+            look.path = [(node, tree.token(node)) for node in tree.path[length:]]
+            look.is_again = request.opening.epoch != epoch
+        if look.begun is not None or look.is_again:
+            look.living = _living(request)
+        self._seen[number] = begun, extent
         return look
 
     # ------------------------------------------------------------------------------------ the reader's thread
@@ -173,7 +153,7 @@ class Recorder:
         """What happened since the last call, up to now, and figures up to `until_s` of the head's clock."""
         out: list[Frame] = []
         if self._first_stages is not None:
-            self._tell(out, {"kind": "stages", "stages": self._first_stages})
+            self._tell(out, "stages", stages=self._first_stages)
             self._first_stages = None
         while True:
             try:
@@ -189,19 +169,21 @@ class Recorder:
             self._tick(until_s, out)
         return out
 
-    def tell(self, frame: Frame, now_s: float) -> Frame:
+    def tell(self, now_s: float, kind: str, **fields: Any) -> Frame:
         """A frame that others have to add, with its instant."""
         self._t = max(self._t, self._at(now_s))
         out: list[Frame] = []
-        self._tell(out, frame)
+        self._tell(out, kind, **fields)
         return out[0]
 
     def _at(self, instant_s: float) -> float:
         """Seconds since the recording began; what was before it is its beginning."""
         return max(0.0, round(instant_s - (self._origin_s or 0.0), 6))
 
-    def _tell(self, out: list[Frame], frame: Frame) -> None:
-        frame = {"t": self._t, **frame}
+    def _tell(self, out: list[Frame], kind: str, **fields: Any) -> None:
+        self._add(out, {"t": self._t, "kind": kind, **fields})
+
+    def _add(self, out: list[Frame], frame: Frame) -> None:
         self.present.take(frame)
         self._figures.take(frame)
         out.append(frame)
@@ -214,7 +196,7 @@ class Recorder:
             if frame is None:
                 self._figures_due_s = math.floor(self._at(now_s) / EVERY_S) * EVERY_S
             else:
-                self._tell(out, frame)
+                self._add(out, frame)
             self._figures_due_s += EVERY_S
 
     def _read(self, moment: _Moment, out: list[Frame]) -> None:
@@ -222,21 +204,19 @@ class Recorder:
         if moment.has_missed:
             self._running.clear()
             self._sent.clear()
-            self._tell(out, {"kind": "missed"})
+            self._tell(out, "missed")
         if isinstance(event, Drafted):
             started_s, ended_s = self._at(event.started_s), self._at(event.ended_s)
-            self._tell(
-                out, {"kind": "draft", "drafter": event.drafter, "started_s": started_s, "ended_s": ended_s}
-            )
+            self._tell(out, "draft", drafter=event.drafter, started_s=started_s, ended_s=ended_s)
         elif isinstance(event, PipelineLost):
             self._sent.clear()
-            self._tell(out, {"kind": "lost", "silent_s": round(event.silent_s, 6)})
+            self._tell(out, "lost", silent_s=round(event.silent_s, 6))
         if moment.stages is not None:
-            self._tell(out, {"kind": "stages", "stages": moment.stages})
+            self._tell(out, "stages", stages=moment.stages)
         for command in moment.commands:
             if isinstance(command, SegmentTimed) and command.segment in self._sent:
                 self._sent.discard(command.segment)
-                self._tell(out, self._trip(command, moment.now_s))
+                self._read_trip(command, moment.now_s, out)
         for look in moment.looks:
             self._read_look(look, out)
         paths = {look.request: look.path for look in moment.looks if look.path}
@@ -247,31 +227,22 @@ class Recorder:
                 del paths[command.request][:count]
             elif isinstance(command, SendToFirstStage):
                 self._sent.add(command.segment.segment)
-                self._tell(out, _sent(command.segment))
+                self._read_sent(command.segment, out)
             elif isinstance(command, Finished) and command.request in moment.reports:
                 self._end(command, moment.reports[command.request], out)
 
     def _read_tokens(self, request: int, path: Sequence[tuple[int, int]], out: list[Frame]) -> None:
         running = self._running[request]
-        self._tell(
-            out,
-            {
-                "kind": "tokens",
-                "request": request,
-                "nodes": [[node, running.push(token)] for node, token in path],
-            },
-        )
+        nodes = [[node, running.push(token)] for node, token in path]
+        self._tell(out, "tokens", request=request, nodes=nodes)
 
     def _end(self, finished: Finished, statistics: dict[str, Any], out: list[Frame]) -> None:
         if (figures := self._figures.frame(self._t)) is not None:
-            self._tell(out, figures)
+            self._add(out, figures)
         self._running.pop(finished.request, None)
-        self._tell(
-            out,
-            {"kind": "end", "request": finished.request, "reason": finished.reason, "statistics": statistics},
-        )
+        self._tell(out, "end", request=finished.request, reason=finished.reason, statistics=statistics)
 
-    def _trip(self, timed: SegmentTimed, now_s: float) -> Frame:
+    def _read_trip(self, timed: SegmentTimed, now_s: float, out: list[Frame]) -> None:
         trip = Trip(
             segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops
         )
@@ -279,13 +250,20 @@ class Recorder:
             {name: self._at(told) if name.endswith("_s") else told for name, told in asdict(stay).items()}
             for stay in trip.visits()
         ]
-        return {
-            "kind": "trip",
-            "segment": timed.segment,
-            "sent_s": self._at(timed.sent_s),
-            "back_s": self._at(now_s),
-            "stays": stays,
-        }
+        sent_s, back_s = self._at(timed.sent_s), self._at(now_s)
+        self._tell(out, "trip", segment=timed.segment, sent_s=sent_s, back_s=back_s, stays=stays)
+
+    def _read_sent(self, segment: Segment, out: list[Frame]) -> None:
+        """What left the head; rows of prompts are only counted."""
+        parts = [
+            [
+                part.commit.request,
+                [node for node, is_prompt in zip(part.ids, part.committed, strict=True) if not is_prompt],
+            ]
+            for part in segment.parts
+        ]
+        prompt_rows = sum(sum(part.committed) for part in segment.parts)
+        self._tell(out, "sent", segment=segment.segment, parts=parts, prompt_rows=prompt_rows)
 
     def _read_look(self, look: _Look, out: list[Frame]) -> None:
         request, piece = look.request, self._detokenizer.piece
@@ -293,15 +271,15 @@ class Recorder:
             self._running[request] = IncrementalDetokenizer(self._detokenizer)
             about = {"prompt_tokens": len(look.begun.prompt), "reused": look.reused}
             text = self._detokenizer.tail(look.begun.prompt, PROMPT_CHARACTERS)
-            self._tell(out, {"kind": "begin", "request": request, **about, "text": text})
+            self._tell(out, "begin", request=request, **about, text=text)
         if look.dropped:
-            self._tell(out, {"kind": "dead", "request": request, "nodes": look.dropped})
+            self._tell(out, "dead", request=request, nodes=look.dropped)
         nodes = [
             [look.first + at, parent, piece(token), _value(log_value, look.root_log_value)]
             for at, (parent, token, log_value) in enumerate(zip(*look.table, strict=True))
         ]
         if nodes:
-            self._tell(out, {"kind": "nodes", "request": request, "nodes": nodes})
+            self._tell(out, "nodes", request=request, nodes=nodes)
         if look.begun is not None or look.is_again:
             self._read_root(look, out)
 
@@ -311,18 +289,15 @@ class Recorder:
         request, piece = look.request, self._detokenizer.piece
         dead = list(self.present.answers[request].nodes)
         if dead:
-            self._tell(out, {"kind": "dead", "request": request, "nodes": dead})
+            self._tell(out, "dead", request=request, nodes=dead)
         node, token, position = look.root
-        self._tell(
-            out,
-            {"kind": "root", "request": request, "node": node, "token": piece(token), "position": position},
-        )
+        self._tell(out, "root", request=request, node=node, token=piece(token), position=position)
         if look.living:
             nodes = [
                 [each, parent, piece(token), _value(log_value, look.root_log_value)]
                 for each, parent, token, log_value in look.living
             ]
-            self._tell(out, {"kind": "nodes", "request": request, "nodes": nodes})
+            self._tell(out, "nodes", request=request, nodes=nodes)
 
 
 def _living(request: Request) -> list[tuple[int, int, int, float]]:
@@ -334,16 +309,3 @@ def _living(request: Request) -> list[tuple[int, int, int, float]]:
 
 def _value(log_value: float, root_log_value: float) -> float:
     return round(math.exp(min(0.0, log_value - root_log_value)), 6)
-
-
-def _sent(segment: Segment) -> Frame:
-    """What left the head; rows of prompts are only counted."""
-    parts = [
-        [
-            part.commit.request,
-            [node for node, is_prompt in zip(part.ids, part.committed, strict=True) if not is_prompt],
-        ]
-        for part in segment.parts
-    ]
-    prompt_rows = sum(sum(part.committed) for part in segment.parts)
-    return {"kind": "sent", "segment": segment.segment, "parts": parts, "prompt_rows": prompt_rows}

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flowspec.errors import InputError
-from flowspec.folders import try_lock, why_unread
+from flowspec.folders import files_by_age, try_lock, why_unread
 from flowspec.runtime.journal.lines import (
     Entry,
     JournalContent,
@@ -185,7 +185,7 @@ def new_path(folder: Path) -> Path:
 
 def newest(folder: Path) -> Path:
     """The journal that was written last; raises `InputError` where there is none."""
-    found = _by_age(folder)
+    found = files_by_age(folder, SUFFIX)
     if not found:
         raise InputError(f"{folder} holds no dialogue that could go on; flowspec chat begins one")
     return found[-1]
@@ -195,18 +195,8 @@ def prune(folder: Path) -> None:
     """Removes the oldest journals, so that a new one makes no more than `FILES_MAX`, nor those before it
     `FOLDER_BYTES_MAX`."""
     kept_bytes = 0
-    for count, path in enumerate(reversed(_by_age(folder)), 1):
+    for count, path in enumerate(reversed(files_by_age(folder, SUFFIX)), 1):
         with contextlib.suppress(OSError):  # another chat may prune, too
             kept_bytes += path.stat().st_size
             if (count >= FILES_MAX or kept_bytes > FOLDER_BYTES_MAX) and not is_locked(path):
                 path.unlink()
-
-
-def _by_age(folder: Path) -> list[Path]:
-    """Oldest first."""
-    ages = []
-    with contextlib.suppress(OSError):
-        for path in folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError):
-                ages.append((path.stat().st_mtime_ns, path.name, path))
-    return [path for _, _, path in sorted(ages)]
