@@ -31,16 +31,14 @@ def served(url: str, key: str) -> Iterator[Step]:
     """What a server tells, until it ends; raises `InputError` for a URL that is none, `ClusterError` where
     nothing, or something else, is there."""
     parts = urllib.parse.urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise InputError(f"--url: expected http://HOST:PORT of a running flowspec serve, got {url!r:.100}")
     try:
-        port = parts.port
+        host, port = parts.hostname, parts.port
     except ValueError:
-        raise InputError(
-            f"--url: expected http://HOST:PORT of a running flowspec serve, got {url!r:.100}"
-        ) from None
+        host = None
+    if parts.scheme not in ("http", "https") or not host:
+        raise InputError(f"--url: expected http://HOST:PORT of a running flowspec serve, got {url!r:.100}")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, port, timeout=CONNECT_S)
+    connection = kind(host, port, timeout=CONNECT_S)
     headers = {"Accept": "text/event-stream", **({"Authorization": f"Bearer {key}"} if key else {})}
     is_there = False
     try:

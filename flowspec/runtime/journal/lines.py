@@ -221,26 +221,33 @@ _SEAL_BYTES = len(_seal(b""))
 # ------------------------------------------------------------------------------------------------- reading
 
 
+class _Format(msgspec.Struct):
+    journal: int
+
+
 def read_lines(data: bytes, name: str) -> JournalContent:
     """Reads a journal, up to a damaged line. Raises `InputError`, naming `name` and the line, for what no
     journal holds."""
     *lines, _torn = data.split(b"\n")
     if not lines:
         raise InputError(f"{name}: expected a journal, got nothing that is whole; ask again")
-    _check_format(lines[0], name)
-    damage, rows = "", []
-    for number, line in enumerate(lines, 1):
-        if damage := _damage(line, number):
-            damage = f"{name} line {number} is damaged: {damage}"
-            break
-        rows.append(line[:-_SEAL_BYTES].removesuffix(_count(number)) + b"}")
-    if not rows:
-        raise InputError(f"{damage}; nothing before it can be gone on with, ask again")
-    number = 1
+    damage, rows, number = "", list[bytes](), 1
     earlier: list[tuple[str, str]] = []
     last: Entry | None = None
     tokens: list[int] = []  # of the last answer
     try:
+        if (found := decode_json(lines[0], _Format).journal) != FORMAT:
+            raise InputError(
+                f"{name} is a journal of format {found}, expected {FORMAT}: another version of flowspec "
+                "wrote it; resume it with that one, or ask again"
+            )
+        for line in lines:
+            if damage := _damage(line, len(rows) + 1):
+                damage = f"{name} line {len(rows) + 1} is damaged: {damage}"
+                break
+            rows.append(line[:-_SEAL_BYTES].removesuffix(_count(len(rows) + 1)) + b"}")
+        if not rows:
+            raise InputError(f"{damage}; nothing before it can be gone on with, ask again")
         setting = decode_json(rows[0], Setting)
         for line in rows[1:]:
             number += 1
@@ -273,24 +280,6 @@ def read_lines(data: bytes, name: str) -> JournalContent:
         size_bytes=sum(len(line) + 1 for line in lines[: len(rows)]),
         damage=damage,
     )
-
-
-class _Format(msgspec.Struct):
-    journal: int
-
-
-def _check_format(line: bytes, name: str) -> None:
-    """Raises `InputError` for the first line of another format, or of none."""
-    try:
-        found = decode_json(line, _Format).journal
-    except (ValueError, msgspec.DecodeError, RecursionError) as error:
-        raise InputError(f"{name} line 1: expected a journal of flowspec: {first_line(error)}") from None
-    if found != FORMAT:
-        raise InputError(
-            f"{name} is a journal of format {found}, expected {FORMAT}: another version of flowspec wrote "
-            "it; "
-            "resume it with that one, or ask again"
-        )
 
 
 def _damage(line: bytes, number: int) -> str:
