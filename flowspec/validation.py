@@ -23,6 +23,8 @@ from flowspec.errors import meant
 Fitted = TypeVar("Fitted")
 Path = tuple[str | int, ...]
 """Where a value stands: names of fields, and places in lists."""
+_MISFITS = (msgspec.ValidationError, RecursionError, OverflowError, SystemError)
+"""What msgspec raises; the last one before 0.20, for a number that floats cannot hold."""
 SHOWN_CHARS_MAX = 80
 KNOWN_SHOWN_MAX = 40
 """Names that are told where one is not known."""
@@ -117,7 +119,7 @@ def fit(data: Any, kind: type[Fitted]) -> Fitted:
     """Plain data as a type; raises `Misfit`."""
     try:
         return msgspec.convert(data, kind)
-    except (msgspec.ValidationError, RecursionError, OverflowError):
+    except _MISFITS:
         raise misfit(data, kind) from None
 
 
@@ -239,7 +241,7 @@ def _fits(data: Any, hint: Any) -> bool:
         return True
     try:
         msgspec.convert(data, hint)
-    except (msgspec.ValidationError, RecursionError, OverflowError):
+    except _MISFITS:
         return False
     return True
 
