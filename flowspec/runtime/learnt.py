@@ -31,6 +31,9 @@ BYTES_MAX = 4 << 20
 WRITE_EVERY_S = 60.0
 """A head that goes on answering writes no more often."""
 
+_LIST = re.compile(rb"\[[^][{}]*\]")
+"""Goes into a line of its own."""
+
 log = logging.getLogger("flowspec.learnt")
 
 
@@ -83,10 +86,7 @@ class LearntFile:
     def write(self, learnt: HeadState) -> None:
         """Raises `OSError`."""
         text = msgspec.json.format(msgspec.json.encode(LearntDocument(of=self._of, learnt=learnt)), indent=1)
-        text = re.sub(
-            rb"\[[^][{}]*\]", lambda found: re.sub(rb"\n *", b" ", found[0]), text
-        )  # a list, a line
-        write_whole(self.path, text)
+        write_whole(self.path, _LIST.sub(lambda found: re.sub(rb"\n *", b" ", found[0]), text))
         for path in files_by_age(self.path.parent, ".json")[:-FILES_MAX]:
             with contextlib.suppress(OSError):  # another head may do the same
                 path.unlink()

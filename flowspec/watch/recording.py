@@ -223,13 +223,11 @@ def write_recording(path: Path, document: Mapping[str, Any]) -> None:
 def read_recording(path: Path) -> dict[str, Any]:
     """The document of a file that anybody may have written; raises `InputError`."""
     try:
-        size = path.stat().st_size
-        if size > FILE_BYTES_MAX:
-            raise InputError(
-                f"{path}: expected a recording of at most {FILE_BYTES_MAX >> 20} MiB, got {size >> 20}"
-            )
         with path.open("rb") as file:
-            document: dict[str, Any] = msgspec.json.decode(file.read(FILE_BYTES_MAX + 1))
+            data = file.read(FILE_BYTES_MAX + 1)
+        if len(data) > FILE_BYTES_MAX:
+            raise InputError(f"{path}: expected a recording of at most {FILE_BYTES_MAX >> 20} MiB, got more")
+        document: dict[str, Any] = msgspec.json.decode(data)
     except OSError as error:
         raise InputError(f"{path}: expected a recording, which cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
