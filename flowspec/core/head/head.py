@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -227,7 +227,7 @@ class HeadCore:
             turnaround_s=drafters.turnaround_s,
             calibrators=drafters.fusion.calibrators,
             fused=drafters.fusion.fused,
-            method=cast(MethodState, self.method.state_dict()),
+            method=self.method.state_dict(),
         )
 
     def load_state_dict(self, state: HeadState) -> None:

@@ -20,7 +20,6 @@ from flowspec.core.head.expertise import Expertise
 from flowspec.core.head.fusion import Offers
 from flowspec.core.head.request import Request
 from flowspec.core.protocol import limits
-from flowspec.validation import Document
 
 Choice = tuple[Request, list[int]]
 """Nodes of one request, parents first; the root among them if it has not been sent."""
@@ -178,7 +177,7 @@ class Method:
     def take(self, experience: object) -> None:
         """Begin with what another of its kind learnt."""
 
-    def state_dict(self) -> Document | None:
+    def state_dict(self) -> Any:
         """What of it is worth keeping between runs (`core.head.learnt`)."""
         return None
 
