@@ -19,15 +19,7 @@ from pathlib import Path
 
 from flowspec.errors import InputError
 from flowspec.folders import files_by_age, try_lock, why_unread
-from flowspec.runtime.journal.lines import (
-    Entry,
-    JournalContent,
-    Row,
-    Setting,
-    ask_row,
-    read_lines,
-    sealed,
-)
+from flowspec.runtime.journal.lines import Entry, JournalContent, Row, Setting, ask_row, read_lines, sealed
 
 FILE_BYTES_MAX = 64 << 20
 """A larger file is not read: an answer as long as the longest context takes 56 MB, a token a line."""

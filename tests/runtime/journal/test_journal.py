@@ -19,15 +19,7 @@ from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.errors import InputError
 from flowspec.runtime.journal import file
 from flowspec.runtime.journal.file import Journal
-from flowspec.runtime.journal.lines import (
-    Entry,
-    JournalContent,
-    Row,
-    Setting,
-    ask_row,
-    read_lines,
-    sealed,
-)
+from flowspec.runtime.journal.lines import Entry, JournalContent, Row, Setting, ask_row, read_lines, sealed
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Limits
 from tests.mutations import mutants, one_line_at_most
