@@ -18,6 +18,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from flowspec.core.protocol.cluster_messages import Pong, Ready
 from flowspec.errors import FlowSpecError
 from flowspec.runtime.head import Head
 from flowspec.runtime.session import Session
@@ -335,17 +336,7 @@ class Watch:
         for name in lost - self._devices.keys():
             self._devices[name] = _device(name)
         for stage in self._head.stages:
-            name, pong, ready = stage.plan.name, stage.pong, stage.ready
-            row = self._devices[name] = _device(name)
-            if pong is not None:
-                celsius = pong.temperature_c
-                row["memory_bytes"] = pong.memory_bytes
-                row["temperature_c"] = None if celsius is None else round(celsius, 1)
-                row["throttled"] = pong.is_throttled
-                row["queued"], row["done"] = pong.queued, pong.done
-                row["running_s"] = round(pong.running_s, 3)
-            elif ready is not None:
-                row["memory_bytes"] = ready.memory_bytes
+            self._devices[stage.plan.name] = _device(stage.plan.name, stage.pong, stage.ready)
         for name, row in self._devices.items():
             row["present"] = name not in lost
             doing, share = loading.get(name, ("", 0.0))
@@ -353,16 +344,17 @@ class Watch:
         return [dict(row) for row in self._devices.values()]
 
 
-def _device(name: str) -> dict[str, Any]:
-    """One of which nothing is known."""
+def _device(name: str, pong: Pong | None = None, ready: Ready | None = None) -> dict[str, Any]:
+    """One of which so much is known."""
+    said, celsius = pong or ready, None if pong is None else pong.temperature_c
     return {
         "name": name,
-        "memory_bytes": 0,
-        "temperature_c": None,
-        "throttled": False,
-        "queued": 0,
-        "done": 0,
-        "running_s": 0.0,
+        "memory_bytes": 0 if said is None else said.memory_bytes,
+        "temperature_c": None if celsius is None else round(celsius, 1),
+        "throttled": False if pong is None else pong.is_throttled,
+        "queued": 0 if pong is None else pong.queued,
+        "done": 0 if pong is None else pong.done,
+        "running_s": 0.0 if pong is None else round(pong.running_s, 3),
         "present": False,
         "loading": None,
     }

@@ -179,6 +179,8 @@ class Continuous(Method):
         self._governor.emitted(emitted / self._answers)
 
     def ended(self, request: Request) -> None:
+        if self.expertise is not None:
+            self.expertise.end(request.plan.record)
         self._domain_of.pop(request.number, None)
         if not self._domain_of:
             self._governor.end()

@@ -110,10 +110,6 @@ class Cosine(Continuous):
         super().walked(request, emitted)
         self._team_size.tokens += emitted / self._answers
 
-    def ended(self, request: Request) -> None:
-        super().ended(request)
-        self.expertise.end(request.plan.record)
-
     def experience(self) -> tuple[Domains, Expertise, TeamSize]:
         return self.domains, self.expertise, self._team_size
 

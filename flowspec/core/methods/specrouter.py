@@ -224,10 +224,6 @@ class SpecRouter(Continuous):
         self.expertise.observe(request.plan.record, found)
         self.measured.compare(observation.offers)
 
-    def ended(self, request: Request) -> None:
-        super().ended(request)
-        self.expertise.end(request.plan.record)
-
     def experience(self) -> tuple[Domains, Expertise, ChainRecords]:
         return self.domains, self.expertise, self.measured
 
