@@ -182,19 +182,37 @@ def misfit(data: Any, hint: Any, path: Path = ()) -> Misfit:
     if origin in (list, tuple, set, frozenset) and isinstance(data, list | tuple | Set) and items:
         if len(data) > most:
             return Misfit(path, expected(hint), Told(f"{len(data)} entries"))
-        is_row = origin is tuple and items[-1] is not Ellipsis
-        for place, each in enumerate(data):
-            item = items[min(place, len(items) - 1)] if is_row else items[0]
-            if not _fits(each, item):
-                return misfit(each, item, (*path, place))
+        entries = list(data)
+        if origin is tuple and items[-1] is not Ellipsis:
+            for place, (each, item) in enumerate(zip(entries, items, strict=False)):
+                if not _fits(each, item):
+                    return misfit(each, item, (*path, place))
+        elif (wrong := _first_misfit(entries, items[0])) is not None:
+            return misfit(entries[wrong], items[0], (*path, wrong))
     if origin in (dict, Mapping, typing.Mapping) and isinstance(data, dict) and items:
-        for key, each in data.items():
-            for value, item in ((key, items[0]), (each, items[1])):
-                if not _fits(value, item):
-                    return misfit(value, item, (*path, str(key)))
+        pairs = list(data.items())
+        if (wrong := _first_misfit(pairs, tuple[items])) is not None:  # type: ignore[valid-type]
+            (key, each), (name, item) = pairs[wrong], items
+            pair = (each, item) if _fits(key, name) else (key, name)
+            return misfit(*pair, (*path, str(key)))
     is_of_type = _fits(data, inner) or (origin is Literal and type(data) in map(type, items))
     told = expected(Annotated[(inner, *metas)] if metas else inner)
     return Misfit(path, told, data, kind="value" if is_of_type else "type")
+
+
+def _first_misfit(entries: list[Any], item: Any) -> int | None:
+    """The place of the first that does not fit, by halves: long lists are quick as long as few are looked
+    at."""
+    if _fits(entries, list[item]):
+        return None
+    low, high = 0, len(entries)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _fits(entries[low:middle], list[item]):
+            low = middle
+        else:
+            high = middle
+    return low
 
 
 def _misfit_of_struct(data: Any, kind: Any, path: Path, hint: Any) -> Misfit:

@@ -133,6 +133,19 @@ def test_another_type_is_told_from_another_value(data: Any, kind: str) -> None:
     assert caught.value.kind == kind
 
 
+@pytest.mark.parametrize("place", [0, 1, 99, 256, 999])
+def test_the_first_that_does_not_fit_is_found_in_a_long_list(place: int) -> None:
+    pets = [{"type": "dog", "age": each} for each in range(1000)]
+    numbers = {f"a{each}": 1 for each in range(1000)}
+    wrong = {"type": "dog", "age": "x"}
+    with pytest.raises(Misfit) as caught:
+        fit({"pets": [*pets[:place], *[wrong] * (1000 - place)]}, Whole)
+    assert caught.value.path == ("pets", place, "age")
+    with pytest.raises(Misfit) as caught:
+        fit({"by_name": numbers | {f"a{place}": 0, "a999": -1}}, Whole)
+    assert caught.value.path == ("by_name", f"a{place}")
+
+
 def test_what_fits_is_taken() -> None:
     whole = fit({"parts": [{"name": "a"}], "rows": [[3]], "limit": 2, "pair": [1, 2]}, Whole)
     assert (whole.parts[0].share, whole.rows, whole.limit) == (1.0, (Row(3, "a"),), 2.0)
