@@ -15,20 +15,18 @@ ALL_DIGITS_MAX = 16 * DIGITS_MAX
 read and to write."""
 
 
-def read_json(text: str, *, strict: bool = True, reals: Reals | None = None) -> Any:
-    """What a text is as JSON. Without `strict`, strings may have control characters; `reals` are those of all
-    texts that it is one of. Raises `ValueError` for anything else, also for NaN, and `RecursionError` for too
-    many brackets in brackets."""
-    reals = Reals() if reals is None else reals
-    return json.loads(text, strict=strict, parse_constant=_refused, parse_float=reals.read)
+def read_json(text: str, *, strict: bool = True) -> Any:
+    """What a text is as JSON. Without `strict`, strings may have control characters. Raises `ValueError` for
+    anything else, also for NaN, and `RecursionError` for too many brackets in brackets."""
+    return json.loads(text, strict=strict, parse_constant=_refused, parse_float=_Reals().read)
 
 
 def _refused(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
 
 
-class Reals:
-    """Reads numbers that are not written as whole ones, of one text or of several that belong together."""
+class _Reals:
+    """Reads numbers of one text that are not written as whole ones."""
 
     def __init__(self) -> None:
         self._left = ALL_DIGITS_MAX

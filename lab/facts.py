@@ -18,6 +18,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any, get_args, get_type_hints
+
+from msgspec import Struct, structs
 
 from flowspec.cli.commands import COMMANDS
 from flowspec.core.methods import METHODS
@@ -25,6 +28,10 @@ from flowspec.core.protocol import limits, messages
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES
 from flowspec.runtime import timeouts
+from flowspec.serve.bodies import Neutral, notes
+from flowspec.serve.completion_request import ChatBody, CompletionBody
+from flowspec.serve.responses.request import ResponseBody
+from flowspec.validation import expected
 from lab.command import Parser, run_command
 
 ROOT = Path(__file__).parents[1]
@@ -68,12 +75,47 @@ def in_words(count: int) -> str:
     return WORDS[count] if count < len(WORDS) else f"{count:,}"
 
 
+def accepted_fields() -> str:
+    """What requests may say, as a table: read off their types."""
+    bodies: dict[str, Any] = {"chats": ChatBody, "completions": CompletionBody, "responses": ResponseBody}
+    of: dict[tuple[str, str], list[str]] = {}
+    for kind, body in bodies.items():
+        hints, noted = get_type_hints(body, include_extras=True), {each[1]: each[2] for each in notes(body)}
+        for each in structs.fields(body):
+            name = each.encode_name
+            of.setdefault(_taken(name, hints[each.name], noted.get(name)), []).append(kind)
+    names: dict[tuple[str, str], list[str]] = {}
+    for (name, taken), kinds in of.items():
+        names.setdefault((taken, "all" if len(kinds) == len(bodies) else ", ".join(kinds)), []).append(name)
+    rows = [f"| {', '.join(listed)} | {taken} | {kinds} |" for (taken, kinds), listed in names.items()]
+    return "\n".join(["", "", "| field | what it may be | of |", "|---|---|---|", *rows, "", ""])
+
+
+def _taken(name: str, hint: Any, note: str | Neutral | None) -> tuple[str, str]:
+    """A field in a row, and what it may be."""
+    if isinstance(note, str):
+        return f"`{name}`", "anything, without effect"
+    if note is not None and note.kind == "elsewhere":
+        return f"`{name}` (here `{note.expected}`)", "nothing"
+    if note is not None:
+        values = " or ".join(map(json.dumps, note.values))
+        return f"`{name}` {values}".strip(), "no other value: these, and nothing, ask for nothing"
+    told = expected(hint)
+    inner: list[Any] = [
+        each for each in get_args(hint) if isinstance(each, type) and issubclass(each, Struct)
+    ]
+    if told == "an object" and inner:
+        told = f"an object of {', '.join(f'`{each.encode_name}`' for each in structs.fields(inner[0]))}"
+    return f"`{name}`", told
+
+
 FACTS: Mapping[str, Callable[[], str]] = {
     "families": lambda: in_words(len(families())),
     "families.names": lambda: ", ".join(families()),
     "methods": lambda: in_words(len(METHODS)),
     "commands": lambda: in_words(len(COMMANDS)),
     "experiments": lambda: in_words(experiments()),
+    "requests.fields": accepted_fields,
 }
 
 
@@ -112,7 +154,8 @@ def wrong(text: str) -> Iterator[str]:
     for place in PLACE.finditer(text):
         name, shown = place[1], " ".join(place[2].split())
         try:
-            is_right, why = shown == value(name), f"{name} is {value(name)}, not {shown}"
+            now = " ".join(value(name).split())
+            is_right, why = shown == now, f"{name} is {now:.200}, not {shown:.200}"
         except InputError as error:
             is_right, why = False, str(error)
         if not is_right:
@@ -124,7 +167,7 @@ def filled(text: str) -> str:
 
     def told(place: re.Match[str]) -> str:
         now = value(place[1])
-        shown = place[2] if " ".join(place[2].split()) == now else now
+        shown = place[2] if place[2].split() == now.split() else now
         return f"<!--{place[1]}-->{shown}<!---->"
 
     return PLACE.sub(told, text)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -24,7 +24,6 @@ from flowspec.serve.answers import Event
 from flowspec.serve.completion_form import Choice, CompletionForm
 from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
 from flowspec.serve.documents import JSON, KEEP_ALIVE, STREAM_HEADERS, Listed, json_response
-from flowspec.serve.fields import parse
 from flowspec.serve.guard import AccessRules, Counted, read_body, refused, rules_of, while_there
 from flowspec.serve.refusals import SERVER, ApiError
 from flowspec.serve.responses.form import ResponseForm, page_of
@@ -51,7 +50,7 @@ class AnswerRoute(Generic[Wanted]):
     told."""
 
     service: Service
-    read: Callable[[dict[str, Any]], Wanted]
+    read: Callable[[bytes], Wanted]
     form_of: Callable[[Wanted, list[Choice]], AnswerForm]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,7 +59,7 @@ class AnswerRoute(Generic[Wanted]):
             body = await read_body(Request(scope, receive))
         except ClientDisconnect:
             return
-        wanted = await self.service.reading(lambda: self.read(parse(body)))
+        wanted = await self.service.reading(lambda: self.read(body))
         self.service.check_alive()
         await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
 

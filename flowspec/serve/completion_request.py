@@ -1,4 +1,4 @@
-"""What a request asks for, read from its JSON object; see docs/serving.md for what is accepted.
+"""What a request asks for, read from its body; see docs/serving.md for what is accepted.
 
 The two forms, chat and completions, differ in the prompt and in how log-probabilities are asked for; the rest
 is the same.
@@ -7,24 +7,33 @@ is the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
+from flowspec.core.protocol.messages import SAMPLING_FIELDS, Bias
+from flowspec.core.protocol.types import Token
 from flowspec.errors import InputError
 from flowspec.model.grammar import check_grammar, schema_text
 from flowspec.model.reply.bound import Wanted
 from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
-from flowspec.serve.fields import Fields
-from flowspec.serve.messages import messages_wanted
-from flowspec.serve.other_fields import ELSEWHERE, HARMLESS, NEUTRAL
+from flowspec.serve.bodies import Asked, Neutral, OtherFields, refusing
+from flowspec.serve.messages import Dialogue, dialogue_of
 from flowspec.serve.refusals import ApiError, invalid
-from flowspec.serve.template_variables import NO_VARIABLES, TemplateVariables, variables_wanted
-from flowspec.serve.tools import NO_TOOLS, ToolUse, tools_wanted
-from flowspec.validation import checked
+from flowspec.serve.template_variables import (
+    NO_VARIABLES,
+    VARIABLE_BYTES_MAX,
+    Effort,
+    TemplateVariables,
+    Variables,
+)
+from flowspec.serve.tools import NO_TOOLS, TOOLS, ChatTool, ToolChoice, ToolUse, tool_use
+from flowspec.validation import decode_json, expect
 
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
@@ -33,16 +42,26 @@ TOKENS_MAX = (1 << 63) - 1
 """What clients may ask for who want no limit; the context has less room."""
 CHOICES_MAX = 64
 """Of one request, over all of its prompts."""
-TEMPERATURE_MAX = 2.0
+TEMPERATURE_MAX = 2
 COMPLETION_TOKENS_DEFAULT = 16
 """The API's own default for completions."""
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,6}")
 _ANY_OBJECT = '{"type":"object"}'
+_SAMPLED = f" (how tokens are drawn is said by {', '.join(SAMPLING_FIELDS)})"
 _SIGN = re.compile(r"[!-/:-@\[-`{-~]")
 """What may mean something in a regular expression, and stands for itself behind a backslash."""
 
 Prompt = Messages | str | tuple[int, ...]
 """A dialogue, a text, or token ids."""
+
+
+class Bound(NamedTuple):
+    """What binds an answer: the field that says so, the place in it, and kind and text as `SamplingParams`
+    have them."""
+
+    by: str
+    place: str
+    kind: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +70,10 @@ class CompletionRequest:
     itself; `params` holds all but this. The answer `continues` the last message of the dialogue, or begins
     with the prompt's text (`echoes`).
 
-    `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the fields of
-    `HARMLESS` that it has, and `bound_by` the one that binds the answer to a format, if any does. Of a chat,
-    the tools of its `tool_use` may or have to be called; its template is told the `variables`.
+    `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the harmless
+    fields that it has, each with why nothing is done, and `bound_by` the field that binds the answer to a
+    format, if any does. Of a chat, the tools of its `tool_use` may or have to be called; its template is told
+    the `variables`.
     """
 
     model: str | None
@@ -63,7 +83,7 @@ class CompletionRequest:
     count: int
     is_streamed: bool
     includes_usage: bool
-    unheeded: tuple[str, ...] = ()
+    unheeded: Mapping[str, str] = field(default_factory=dict)
     tool_use: ToolUse = NO_TOOLS
     variables: TemplateVariables = NO_VARIABLES
     continues: bool = False
@@ -75,324 +95,325 @@ class CompletionRequest:
         return error
 
 
-def chat_wanted(body: dict[str, Any]) -> CompletionRequest:
-    """A request to `/v1/chat/completions`; raises `ApiError`."""
-    fields = Fields(body)
-    messages = messages_wanted(fields)
-    logprobs, alternatives = fields.flag("logprobs"), fields.whole("top_logprobs", 0, limits.TOP_LOGPROBS_MAX)
-    if alternatives is not None and not logprobs:
-        raise ApiError(
-            400, "top_logprobs: expected logprobs to be true beside it", "top_logprobs", "invalid_value"
-        )
-    longest = fields.whole("max_completion_tokens", 1, TOKENS_MAX)
-    older = fields.whole("max_tokens", 1, TOKENS_MAX)
-    if longest is not None and older not in (None, longest):
-        raise invalid("max_tokens", f"{longest}, as max_completion_tokens beside it", older)
-    tool_use = tools_wanted(fields)
-    variables = variables_wanted(fields)
-    fields.neutral("functions", [])
-    fields.neutral("function_call", "none", "auto")
-    fields.neutral("modalities", ["text"])
-    for field in ("audio", "prediction", "web_search_options", "moderation"):
-        fields.neutral(field)
-    fields.neutral("verbosity", "medium")
-    bound = _response_format(fields)
-    continues = _continues(fields, messages)
-    top = None if not logprobs else alternatives or 0
-    found = _wanted(fields, (messages,), longest if longest is not None else older, top, bound)
-    if tool_use.tools and found.params.bound is not None:
-        # a text of this format, or calls
-        calls = tool_use.bound or Wanted(tools=tool_use.tools, is_single=tool_use.is_single)
-        tool_use = replace(tool_use, bound=replace(calls, answer=found.params.bound))
-        found = replace(found, params=replace(found.params, json_schema=None, regex=None, grammar=None))
-    if tool_use.bound is not None and found.params.ignore_eos:
-        text = "ignore_eos: expected false where the format of calls says where the answer ends"
-        raise ApiError(400, text, "ignore_eos", "invalid_value")
-    return replace(found, tool_use=tool_use, variables=variables, continues=continues)
+# ------------------------------------------------------------------------------------------ bodies as types
+
+TokenCount = Annotated[int, Meta(ge=1, le=TOKENS_MAX, description="a whole number of 64 bits from 1")]
+TopLogprobs = Annotated[int, Meta(ge=0, le=limits.TOP_LOGPROBS_MAX)]
+TokenName = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,6})\Z", description="token ids, such as 50256")]
+Biases = Annotated[
+    dict[TokenName, Bias],
+    Meta(
+        max_length=limits.LOGIT_BIAS_MAX,
+        description=f"an object of {limits.LOGIT_BIAS_MAX} token ids at most",
+    ),
+]
+_Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
+Stops = Annotated[
+    Annotated[str, Meta(max_length=STOP_CHARS_MAX)] | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)],
+    Meta(description=f"a string, or a list of at most {STOPS_MAX}, of 1 to {STOP_CHARS_MAX} characters"),
+]
+StopTokens = Annotated[
+    list[Token],
+    Meta(max_length=STOP_TOKENS_MAX, description=f"a list of at most {STOP_TOKENS_MAX} token ids"),
+]
+Seed = Annotated[int, Meta(ge=SEEDS[0], le=SEEDS[-1], description="a whole number of 64 bits")]
+Schema = Annotated[dict[str, Any] | bool | str, Meta(description="a JSON schema, which is an object")]
 
 
-def completion_wanted(body: dict[str, Any]) -> CompletionRequest:
-    """A request to `/v1/completions`; raises `ApiError`."""
-    fields = Fields(body)
-    prompts = _prompts(fields.needed("prompt", {"messages": "prompt (messages go to /v1/chat/completions)"}))
-    alternatives = fields.whole("logprobs", 0, limits.TOP_LOGPROBS_MAX)
-    longest = fields.whole("max_tokens", 1, TOKENS_MAX)
-    echoes = fields.flag("echo")
-    if echoes and alternatives is not None:
-        raise ApiError(
-            400,
-            "echo: expected no logprobs beside it: FlowSpec computes none of the prompt's tokens",
-            "echo",
-            "unsupported_parameter",
-        )
-    fields.neutral("suffix", "")
-    count = body.get("n")
-    fields.neutral("best_of", 1 if count is None else count)  # as many as are returned: none is left out
-    found = _wanted(
-        fields,
-        prompts,
-        COMPLETION_TOKENS_DEFAULT if longest is None else longest,
-        alternatives,
-    )
-    return replace(found, echoes=echoes)
+class StreamOptions(Asked, frozen=True, kw_only=True):
+    """`include_obfuscation` is padding against listeners, which TLS in front of this server is not given."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: Annotated[Any, Neutral(False)] = None
 
 
-def _wanted(
-    fields: Fields,
-    prompts: tuple[Prompt, ...],
-    longest: int | None,
-    logprobs: int | None,
-    bound: dict[str, Any] | None = None,
-) -> CompletionRequest:
-    """The fields that both forms have, and no others; `bound` is what was said already of a grammar."""
-    bound_by = "response_format" if bound else "structured_outputs"
-    bound = _one_bound(bound, _structured_outputs(fields))
-    ignores_eos = fields.flag("ignore_eos")
-    if bound and ignores_eos:
-        text = "ignore_eos: expected false where the format of the answer says where it ends"
-        raise ApiError(400, text, "ignore_eos", "invalid_value")
-    model = fields.text("model") or None  # some clients send an empty one
-    count = fields.whole("n", 1, CHOICES_MAX) or 1
-    if count * len(prompts) > CHOICES_MAX:
-        raise ApiError(
-            400,
-            f"n: expected at most {CHOICES_MAX} choices over all prompts, got {count * len(prompts)}",
-            "n",
-            "invalid_value",
-        )
-    is_streamed = fields.flag("stream")
-    if not is_streamed and fields.take("stream_options") is not None:
-        raise ApiError(
-            400, "stream_options: expected stream to be true beside it", "stream_options", "invalid_value"
-        )
-    options = fields.inner("stream_options")
-    includes_usage = options.flag("include_usage")
-    options.flag(
-        "include_obfuscation"
-    )  # padding against listeners, which TLS in front of this server is not given
-    options.neutral("continuous_usage_stats", False)
-    options.finish()
-    found = CompletionRequest(
-        model=model,
-        prompts=prompts,
-        tokens_max=longest,
-        params=SamplingParams(
-            **_sampling(fields),
-            logit_bias=_logit_bias(fields),
-            stop=_stops(fields),
-            stop_token_ids=_stop_token_ids(fields),
-            ignore_eos=ignores_eos,
-            logprobs=logprobs,
-            **(bound or {}),
-        ),
-        count=count,
-        is_streamed=is_streamed,
-        includes_usage=includes_usage,
-        bound_by=bound_by if bound else "",
-    )
-    sampled = f"; how tokens are drawn is said by {', '.join(SAMPLING_FIELDS)}"
-    fields.neutral("typical_p", 1, instead=sampled)  # of other servers
-    fields.neutral_rest(NEUTRAL)
-    unheeded = fields.harmless(HARMLESS)
-    fields.finish(ELSEWHERE)
-    return replace(found, unheeded=unheeded)
-
-
-def _sampling(fields: Fields) -> dict[str, Any]:
-    """The fields of `Sampling`, under their names and within their bounds; three are another way in the
-    API."""
-    temperature = fields.number("temperature", 0, TEMPERATURE_MAX)
-    top_p = fields.number("top_p", 0, 1)
-    seed = fields.whole("seed", SEEDS[0], SEEDS[-1])
-    if top_p == 0:  # nothing but the likeliest token is left
-        temperature, top_p = 0.0, None
-    elif temperature is not None and temperature < limits.TEMPERATURE_MIN:
-        temperature = 0.0
-    found: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": top_p,
-        "seed": None if seed is None else usable_seed(seed),
-    }
-    for name, kind in SAMPLING_FIELDS.items():
-        if name not in found:
-            found[name] = fields.of_type(name, kind)
-    for name, value in found.items():
-        try:
-            checked(Sampling(**({} if value is None else {name: value})))
-        except ValueError as error:
-            raise ApiError(400, str(error), name, "invalid_value") from None
-    return found
-
-
-def _logit_bias(fields: Fields) -> dict[int, float]:
-    """By token id, which JSON has as a string."""
-    found = fields.take("logit_bias")
-    if found is None:
-        return {}
-    most = limits.BIAS_MAX
-    if type(found) is not dict:
-        raise invalid("logit_bias", "an object of token ids and numbers", found, "invalid_type")
-    if len(found) > limits.LOGIT_BIAS_MAX:
-        raise invalid("logit_bias", f"at most {limits.LOGIT_BIAS_MAX} token ids", len(found))
-    for token, bias in found.items():
-        if not _TOKEN_ID.fullmatch(token) or int(token) > limits.VOCABULARY_MAX:
-            raise invalid("logit_bias", "token ids as names, such as 50256", token)
-        if type(bias) not in (int, float) or not -most <= bias <= most:
-            raise invalid("logit_bias", f"numbers from {-most:g} to {most:g}", {token: bias})
-    return {int(token): float(bias) for token, bias in found.items()}
-
-
-def _stops(fields: Fields) -> tuple[str, ...]:
-    found = fields.take("stop")
-    stops = [] if found in (None, "") else [found] if isinstance(found, str) else found
-    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
-        raise invalid("stop", "a string or a list of them", found, "invalid_type")
-    if len(stops) > STOPS_MAX or not all(0 < len(stop) <= STOP_CHARS_MAX for stop in stops):
-        raise invalid("stop", f"at most {STOPS_MAX} strings of 1 to {STOP_CHARS_MAX} characters", found)
-    return tuple(stops)
-
-
-def _stop_token_ids(fields: Fields) -> tuple[int, ...]:
-    found = fields.take("stop_token_ids")
-    if found is None:
-        return ()
-    if type(found) is not list or not _is_ids(found):
-        raise invalid("stop_token_ids", "a list of token ids", found, "invalid_type")
-    if len(found) > STOP_TOKENS_MAX:
-        raise invalid("stop_token_ids", f"at most {STOP_TOKENS_MAX} token ids", len(found))
-    return tuple(found)
-
-
-def _continues(fields: Fields, messages: Messages) -> bool:
-    """Whether the answer goes on in the last message. That, or a turn of its own, is what there is: nobody
-    else's turn is gone on with."""
-    continues, begins = fields.flag("continue_final_message"), fields.take("add_generation_prompt")
-    if begins is not None and type(begins) is not bool:
-        raise invalid("add_generation_prompt", "true or false", begins, "invalid_type")
-    if begins is not None and begins is continues:
-        expected = "false or nothing" if continues else "true or nothing"
-        raise invalid(
-            "add_generation_prompt",
-            f"{expected}, where continue_final_message is {'true' if continues else 'not'}",
-            begins,
-        )
-    if continues and messages[-1]["role"] != "assistant":
-        raise invalid(
-            "continue_final_message", "the last message to be the assistant's", messages[-1]["role"]
-        )
-    if continues and "tool_calls" in messages[-1]:
-        raise invalid("continue_final_message", "a last message without calls of tools", True)
-    return continues
-
-
-# ------------------------------------------------------------------------------------------ what binds it
-
-
-def _response_format(fields: Fields) -> dict[str, Any] | None:
-    """As in the API: a text, a JSON object, or what a schema allows; of a chat alone."""
-    if fields.take("response_format") is None:
-        return None
-    form = fields.inner("response_format")
-    kind = form.needed("type")
-    described = form.inner("json_schema")
-    if kind != "json_schema":
-        form.neutral("json_schema")
-    form.finish({"schema": "response_format.json_schema.schema", "strict": "json_schema.strict"})
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return _checked("response_format", json_schema=_ANY_OBJECT)
-    if kind != "json_schema":
-        raise invalid("response_format.type", "text, json_object or json_schema", kind)
-    schema = described.needed("schema")
-    described.ignored("name", "description", "strict")  # what a schema says is obeyed, strict or not
-    described.finish()
-    where = "response_format.json_schema.schema"
-    return _checked(where, json_schema=_a_schema(where, schema))
-
-
-def _structured_outputs(fields: Fields) -> dict[str, Any] | None:
+class StructuredOutputs(Asked, frozen=True, kw_only=True):
     """Beside the API, as vLLM's clients ask: a schema, a regular expression, one of some texts, or a grammar
     in llguidance's form of Lark."""
-    name = "structured_outputs"
-    form = fields.inner(name)
-    said: dict[str, Any] = {
-        "json": form.take("json"),
-        "json_object": form.flag("json_object") or None,
-        "regex": form.text("regex"),
-        "choice": form.take("choice"),
-        "grammar": form.text("grammar"),
-    }
-    form.finish({"lark": f"{name}.grammar"})
-    given = {field: value for field, value in said.items() if value is not None}
-    if len(given) > 1:
-        raise invalid(name, f"one of {', '.join(said)}", list(given))
-    for field, value in given.items():
-        where = f"{name}.{field}"
-        if field == "json":
-            return _checked(where, json_schema=_a_schema(where, value))
-        if field == "json_object":
-            return _checked(where, json_schema=_ANY_OBJECT)
-        if field == "choice":
-            return _checked(where, regex=_one_of(where, value))
-        return _checked(where, **{field: value})
+
+    json: Schema | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Annotated[list[Annotated[str, Meta(min_length=1)]], Meta(min_length=1)] | None = None
+    grammar: str | None = None
+
+    @property
+    def bounds(self) -> list[Bound]:
+        """What binds the answer."""
+        said = (
+            ("json", "json_schema", None if self.json is None else schema_text(self.json)),
+            ("json_object", "json_schema", _ANY_OBJECT if self.json_object else None),
+            ("regex", "regex", self.regex),
+            ("choice", "regex", "|".join(_SIGN.sub(r"\\\g<0>", each) for each in self.choice or ()) or None),
+            ("grammar", "grammar", self.grammar),
+        )
+        return [
+            Bound("structured_outputs", f".{name}", kind, text)
+            for name, kind, text in said
+            if text is not None
+        ]
+
+
+class TextFormat(Asked, frozen=True, kw_only=True, tag_field="type", tag="text"):
+    json_schema: Annotated[Any, Neutral()] = None
+
+
+class ObjectFormat(TextFormat, frozen=True, kw_only=True, tag="json_object"):
+    pass
+
+
+class Described(Asked, frozen=True, kw_only=True):
+    """A schema, which is obeyed, strict or not."""
+
+    schema: Schema
+    name: Any = None
+    description: Any = None
+    strict: Any = None
+
+
+class SchemaFormat(Asked, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
+    json_schema: Described
+
+
+Format = Annotated[
+    TextFormat | ObjectFormat | SchemaFormat,
+    Meta(description="an object of type text, json_object or json_schema"),
+]
+
+
+def bound_by(field: str, form: Asked | None) -> Bound | None:
+    """What a format that this field says binds the answer to."""
+    if isinstance(form, ObjectFormat):
+        return Bound(field, "", "json_schema", _ANY_OBJECT)
+    if isinstance(form, SchemaFormat):
+        return Bound(field, ".json_schema.schema", "json_schema", schema_text(form.json_schema.schema))
+    if isinstance(form, Described):
+        return Bound(field, ".schema", "json_schema", schema_text(form.schema))
     return None
 
 
-def _one_bound(first: dict[str, Any] | None, other: dict[str, Any] | None) -> dict[str, Any] | None:
-    if first and other:
-        text = "structured_outputs: expected nothing beside response_format, which says what the answer is"
-        raise ApiError(400, text, "structured_outputs", "invalid_value")
-    return first or other
+class RequestBody(OtherFields, frozen=True, kw_only=True):
+    """What all kinds of requests may say, beside the fields of `Sampling`, of which three are wider here."""
+
+    model: str | None = None
+    n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=TEMPERATURE_MAX)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Seed | None = None
+    logit_bias: Biases | None = None
+    stop: Stops | None = None
+    stop_token_ids: StopTokens | None = None
+    ignore_eos: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    typical_p: Annotated[Any, Neutral(1, more=_SAMPLED)] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for token in self.logit_bias or ():
+            expect(int(token) <= limits.VOCABULARY_MAX, "logit_bias", token, "token ids, such as 50256")
+        is_told = bool(self.stream) or not isinstance(self.stream_options, StreamOptions)
+        expect(is_told, "stream_options", bool(self.stream), "stream to be true beside it")
+
+    def wanted(
+        self, prompts: tuple[Prompt, ...], tokens_max: int | None, logprobs: int | None, bound: Bound | None
+    ) -> CompletionRequest:
+        """What is wanted of these prompts; `bound` is what the form of request says of a format. Raises
+        `ApiError`."""
+        others = [] if self.structured_outputs is None else self.structured_outputs.bounds
+        if len(bounds := [*([bound] if bound else []), *others]) > 1:
+            named = [f"{each.by}{each.place}" for each in bounds]
+            raise invalid("structured_outputs", "one field that says what the answer is", named)
+        bound = bounds[0] if bounds else None
+        if bound:
+            _check(bound)
+        if bound and self.ignore_eos:
+            raise invalid("ignore_eos", "false where the format of the answer says where it ends", True)
+        count = int(self.n or 1)
+        if count * len(prompts) > CHOICES_MAX:
+            raise invalid("n", f"at most {CHOICES_MAX} choices over all prompts", count * len(prompts))
+        return CompletionRequest(
+            model=self.model or None,  # some clients send an empty one
+            prompts=prompts,
+            tokens_max=tokens_max,
+            params=self._params(logprobs, bound),
+            count=count,
+            is_streamed=bool(self.stream),
+            includes_usage=isinstance(self.stream_options, StreamOptions)
+            and bool(self.stream_options.include_usage),
+            unheeded=self.unheeded,
+            bound_by=bound.by if bound else "",
+        )
+
+    def _params(self, logprobs: int | None, bound: Bound | None) -> SamplingParams:
+        sampled: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        sampled["seed"] = None if self.seed is None else usable_seed(self.seed)
+        if self.top_p == 0:  # nothing but the likeliest token is left
+            sampled |= {"temperature": 0.0, "top_p": None}
+        elif self.temperature is not None and self.temperature < limits.TEMPERATURE_MIN:
+            sampled["temperature"] = 0.0
+        if bound:
+            sampled[bound.kind] = bound.text
+        return SamplingParams(
+            **sampled,
+            logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
+            stop=self.stop or (),
+            stop_token_ids=tuple(self.stop_token_ids or ()),
+            ignore_eos=bool(self.ignore_eos),
+            logprobs=logprobs,
+        )
 
 
-def _a_schema(name: str, found: Any) -> str:
-    """The text of a schema, which may be one, or the document."""
-    if not isinstance(found, dict | bool | str):
-        raise invalid(name, "a JSON schema, which is an object", found, "invalid_type")
-    return schema_text(found)
+class DialogueBody(RequestBody, frozen=True, kw_only=True):
+    """What chats and responses may say beside that."""
+
+    parallel_tool_calls: bool | None = None
+    enable_thinking: bool | None = None
+    chat_template_kwargs: Variables | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    modalities: Annotated[Any, Neutral(["text"])] = None
+    audio: Annotated[Any, Neutral()] = None
+    prediction: Annotated[Any, Neutral()] = None
+    web_search_options: Annotated[Any, Neutral()] = None
+    moderation: Annotated[Any, Neutral()] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        size, most = len(msgspec.json.encode(self.chat_template_kwargs)), VARIABLE_BYTES_MAX
+        expect(size <= most, "chat_template_kwargs", size, f"at most {most} bytes")
+        continues, begins = bool(self.continue_final_message), self.add_generation_prompt
+        expected = f"{'false' if continues else 'true'} or nothing beside continue_final_message"
+        expect(begins is not continues, "add_generation_prompt", begins, expected)
+
+    def answer_wanted(
+        self,
+        messages: Messages,
+        tokens_max: int | None,
+        logprobs: int | None,
+        bound: Bound | None,
+        tool_use: ToolUse,
+        effort: str | None,
+    ) -> CompletionRequest:
+        """The answer that is wanted in a dialogue. Raises `ApiError`."""
+        found = self.wanted((messages,), tokens_max, logprobs, bound)
+        last = messages[-1]
+        is_open = last["role"] == "assistant" and "tool_calls" not in last
+        if self.continue_final_message and not is_open:  # nobody else's turn is gone on with
+            text = "the last message to be the assistant's, without calls of tools"
+            raise invalid("continue_final_message", text, last["role"])
+        if tool_use.tools and found.params.bound is not None:
+            # a text of this format, or calls
+            calls = tool_use.bound or Wanted(tools=tool_use.tools, is_single=tool_use.is_single)
+            tool_use = replace(tool_use, bound=replace(calls, answer=found.params.bound))
+            found = replace(found, params=replace(found.params, json_schema=None, regex=None, grammar=None))
+        if tool_use.bound is not None and self.ignore_eos:
+            raise invalid("ignore_eos", "false where the format of calls says where the answer ends", True)
+        named = self.chat_template_kwargs or {}
+        return replace(
+            found,
+            tool_use=tool_use,
+            variables=TemplateVariables(named=named, thinks=self.enable_thinking, effort=effort),
+            continues=bool(self.continue_final_message),
+        )
 
 
-def _one_of(name: str, found: Any) -> str:
-    """A regular expression for one of some texts."""
-    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-        raise invalid(name, "a list of texts", found, "invalid_type")
-    if not found or not all(found):
-        raise invalid(name, "at least one text, none of them empty", found)
-    return "|".join(_SIGN.sub(r"\\\g<0>", each) for each in found)
+class ChatBody(DialogueBody, frozen=True, kw_only=True):
+    """A request to `/v1/chat/completions`."""
+
+    messages: Dialogue
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    response_format: Format | None = None
+    reasoning_effort: Effort | None = None
+    tools: Annotated[list[ChatTool], TOOLS] | None = None
+    tool_choice: ToolChoice | None = None
+
+    functions: Annotated[Any, Neutral([])] = None
+    function_call: Annotated[Any, Neutral("none", "auto")] = None
+    verbosity: Annotated[Any, Neutral("medium")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_told = self.logprobs or self.top_logprobs is None
+        expect(is_told, "top_logprobs", self.top_logprobs, "logprobs to be true beside it")
+        longest, older = self.max_completion_tokens, self.max_tokens
+        is_same = longest is None or older in (None, longest)
+        expect(is_same, "max_tokens", older, f"{longest}, as max_completion_tokens beside it")
 
 
-def _checked(name: str, **bound: str) -> dict[str, Any]:
-    """What binds the answer, if it can; takes a second at most, in a thread that reads requests."""
-    ((kind, text),) = bound.items()
-    kind = "lark" if kind == "grammar" else kind
+class CompletionBody(RequestBody, frozen=True, kw_only=True):
+    """A request to `/v1/completions`."""
+
+    prompt: Annotated[
+        str | Annotated[list[str | Token | Annotated[list[Token], Meta(min_length=1)]], Meta(min_length=1)],
+        Meta(description="a string, token ids, or a list of either, none empty"),
+    ]
+    max_tokens: TokenCount | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+
+    suffix: Annotated[Any, Neutral("")] = None
+    best_of: Annotated[float, Meta(description="what n is")] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = {type(each) for each in self.prompt}
+        expect(len(kinds) == 1 or self.prompt == "", "prompt", self.prompt, "entries of one kind", "type")
+        is_right = kinds == {int} or isinstance(self.prompt, str) or len(self.prompt) <= CHOICES_MAX
+        expect(is_right, "prompt", len(self.prompt), f"at most {CHOICES_MAX} prompts")
+        alone = f"{self.n or 1} or nothing"  # as many as are returned: none is left out
+        expect(self.best_of in (None, self.n or 1), "best_of", self.best_of, alone, "unsupported")
+        is_told = not self.echo or self.logprobs is None
+        expect(is_told, "echo", True, "no logprobs beside it, since prompts get none", "unsupported")
+
+    @property
+    def prompts(self) -> tuple[Prompt, ...]:
+        if isinstance(self.prompt, str):
+            return (self.prompt,)
+        prompt: list[Any] = self.prompt
+        if isinstance(prompt[0], int):
+            return (tuple(prompt),)
+        return tuple(each if isinstance(each, str) else tuple(each) for each in prompt)
+
+
+@refusing()
+def chat_wanted(body: bytes) -> CompletionRequest:
+    """A request to `/v1/chat/completions`; raises `ApiError`."""
+    said = decode_json(body, ChatBody)
+    functions = [each.function for each in said.tools or ()]
+    choice = said.tool_choice if isinstance(said.tool_choice, str | None) else said.tool_choice.choice
+    longest = said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens
+    return said.answer_wanted(
+        dialogue_of(said.messages),
+        longest,
+        said.top_logprobs or 0 if said.logprobs else None,
+        bound_by("response_format", said.response_format),
+        tool_use(functions, choice, said.parallel_tool_calls),
+        said.reasoning_effort,
+    )
+
+
+@refusing()
+def completion_wanted(body: bytes) -> CompletionRequest:
+    """A request to `/v1/completions`; raises `ApiError`."""
+    said = decode_json(body, CompletionBody)
+    longest = COMPLETION_TOKENS_DEFAULT if said.max_tokens is None else said.max_tokens
+    return replace(said.wanted(said.prompts, longest, said.logprobs, None), echoes=bool(said.echo))
+
+
+def _check(bound: Bound) -> None:
+    """Raises `ApiError` for what cannot bind an answer; takes a second at most, in a thread that reads
+    requests."""
+    kind = "lark" if bound.kind == "grammar" else bound.kind
     try:
-        check_grammar(kind, text)
+        check_grammar(kind, bound.text)
     except InputError as error:  # which begins with the kind, and the place in it
+        name = f"{bound.by}{bound.place}"
         raise ApiError(400, f"{name}{str(error).removeprefix(kind)}", name, "invalid_value") from None
-    return bound
-
-
-# ------------------------------------------------------------------------------------------------ prompts
-
-
-def _prompts(found: Any) -> tuple[Prompt, ...]:
-    """A text, token ids, or a list of either."""
-    if isinstance(found, str):
-        return (found,)
-    if isinstance(found, list) and found:
-        if len(found) > CHOICES_MAX and not _is_ids(found):
-            raise invalid("prompt", f"at most {CHOICES_MAX} prompts", len(found))
-        if _is_ids(found):
-            return (tuple(found),)
-        if all(isinstance(each, str) for each in found):
-            return tuple(found)
-        if all(isinstance(each, list) and each and _is_ids(each) for each in found):
-            return tuple(tuple(each) for each in found)
-    if found == [] or (isinstance(found, list) and [] in found):
-        raise invalid("prompt", "at least one text or token id", found)
-    raise invalid("prompt", "a string, token ids, or a list of either", found, "invalid_type")
-
-
-def _is_ids(found: Sequence[Any]) -> bool:
-    return all(type(each) is int and 0 <= each <= limits.VOCABULARY_MAX for each in found)

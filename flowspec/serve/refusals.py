@@ -36,10 +36,7 @@ class ApiError(Exception):
 
     @property
     def document(self) -> dict[str, Error]:
-        param = (
-            None if self.param is None else self.param.encode("utf-8", "replace").decode()
-        )  # JSON may have halves of characters
-        return {"error": Error(self.message, self.kind, param, self.code or _CODES.get(self.status))}
+        return {"error": Error(self.message, self.kind, self.param, self.code or _CODES.get(self.status))}
 
 
 def invalid(param: str, expected: str, got: object, code: str = "invalid_value") -> ApiError:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,6 @@ from flowspec.serve.completion_form import Choice, fingerprint_of
 from flowspec.serve.completion_request import CompletionRequest, Prompt
 from flowspec.serve.documents import Model
 from flowspec.serve.metrics import Metrics, Totals
-from flowspec.serve.other_fields import HARMLESS
 from flowspec.serve.refusals import STOPPING, ApiError, invalid, unavailable
 from flowspec.serve.request_queue import RequestQueue
 from flowspec.serve.template_variables import forbids_thoughts
@@ -129,14 +128,12 @@ class Service:
             gone.set()  # the client may be
         return found
 
-    def _name(self, unheeded: Sequence[str]) -> None:
+    def _name(self, unheeded: Mapping[str, str]) -> None:
         """Each field once, in the log."""
-        for field in unheeded:
+        for field, why in unheeded.items():
             if field not in self._unheeded:
                 self._unheeded.add(field)
-                log.warning(
-                    "requests have the field %s, which is taken and does nothing: %s", field, HARMLESS[field]
-                )
+                log.warning("requests have the field %s, which is taken and does nothing: %s", field, why)
 
     async def reading(self, work: Callable[[], Found]) -> Found:
         """Reads a request, in a thread: what takes long where it is long."""

@@ -5,27 +5,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
 
 from flowspec.model.chat_template import TemplateNames
-from flowspec.serve.fields import Fields, json_of
 from flowspec.serve.refusals import ApiError, invalid
 
 VARIABLES_MAX = 64
 VARIABLE_BYTES_MAX = 1 << 16
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 _SWITCHES = ("enable_thinking", "thinking")
 """By which templates let a model think, or not."""
-_TAKEN = frozenset(
-    (
-        *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"),
-        *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation"),
-        *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
-        *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
-        *("self", "raise_exception", "strftime_now", "additional_special_tokens"),
-    )
+_TAKEN = (
+    *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"),
+    *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation"),
+    *("max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+    *("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"),
+    *("self", "raise_exception", "strftime_now", "additional_special_tokens"),
 )
 """What is said otherwise, or is the tokenizer's own."""
+_OWN = rf"^(?!({'|'.join(_TAKEN)})\Z)[^\W\d]\w*\Z"
+VariableName = Annotated[str, Meta(pattern=_OWN, description="names of the template's own variables")]
+Variables = Annotated[
+    dict[VariableName, Any],
+    Meta(max_length=VARIABLES_MAX, description=f"an object of at most {VARIABLES_MAX} variables"),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,29 +73,6 @@ class TemplateVariables:
 
 
 NO_VARIABLES = TemplateVariables()
-
-
-def variables_wanted(fields: Fields) -> TemplateVariables:
-    """Those of a request; raises `ApiError`."""
-    named = fields.take("chat_template_kwargs")
-    if named is not None and not isinstance(named, dict):
-        raise invalid("chat_template_kwargs", "an object", named, "invalid_type")
-    named = named or {}
-    if len(named) > VARIABLES_MAX:
-        raise invalid("chat_template_kwargs", f"at most {VARIABLES_MAX} variables", len(named))
-    size = len(json_of(named, "chat_template_kwargs"))
-    if size > VARIABLE_BYTES_MAX:
-        raise invalid("chat_template_kwargs", f"at most {VARIABLE_BYTES_MAX} bytes", size)
-    for name in named:
-        if name in _TAKEN or not name.isidentifier():
-            raise invalid("chat_template_kwargs", "names of the template's own variables", name)
-    thinks = fields.take("enable_thinking")
-    if thinks is not None and type(thinks) is not bool:
-        raise invalid("enable_thinking", "true or false", thinks, "invalid_type")
-    effort = fields.take("reasoning_effort")
-    if effort is not None and effort not in EFFORTS:
-        raise invalid("reasoning_effort", f"one of {', '.join(EFFORTS)}", effort)
-    return TemplateVariables(named=named, thinks=thinks, effort=effort)
 
 
 def forbids_thoughts(variables: Mapping[str, Any]) -> bool:

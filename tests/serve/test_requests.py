@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,16 @@ from flowspec.model.text import Recommended
 from flowspec.runtime.question import Question
 from flowspec.runtime.sampling_params import SamplingParams
 from flowspec.runtime.session import Limits
+from flowspec.serve.bodies import Neutral, notes
 from flowspec.serve.completion_form import Choice
-from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
-from flowspec.serve.fields import parse
-from flowspec.serve.other_fields import HARMLESS, NEUTRAL
+from flowspec.serve.completion_request import (
+    CompletionRequest,
+    RequestBody,
+    chat_wanted,
+    completion_wanted,
+)
 from flowspec.serve.refusals import ApiError, busy, of_error
-from flowspec.serve.responses.items import ITEMS_MAX
-from flowspec.serve.responses.request import ResponseRequest, response_wanted
+from flowspec.serve.responses.request import ITEMS_MAX, ResponseRequest, response_wanted
 from flowspec.serve.responses.store import ResponseStore
 from flowspec.serve.template_variables import TemplateVariables
 from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX, ToolUse
@@ -39,15 +43,15 @@ PREFILLED = [*HELLO, {"role": "assistant", "content": "I am"}]
 
 
 def chat(**fields: Any) -> CompletionRequest:
-    return chat_wanted({"model": "m", "messages": HELLO, **fields})
+    return chat_wanted(json.dumps({"model": "m", "messages": HELLO, **fields}).encode())
 
 
 def completion(**fields: Any) -> CompletionRequest:
-    return completion_wanted({"model": "m", "prompt": "hello", **fields})
+    return completion_wanted(json.dumps({"model": "m", "prompt": "hello", **fields}).encode())
 
 
 def response(**fields: Any) -> ResponseRequest:
-    return response_wanted(ResponseStore(), {"input": "hello", **fields})
+    return response_wanted(ResponseStore(), json.dumps({"input": "hello", **fields}).encode())
 
 
 READERS: dict[str, Callable[..., CompletionRequest]] = {
@@ -80,10 +84,9 @@ REFUSED = [
 it tells what was meant."""
 FUNCTION = {"type": "function", "function": {"name": "f", "description": "x" * TOOL_BYTES_MAX}}
 LARGE: list[tuple[str, str, Any]] = [
-    ("chat", "logit_bias", {"5": 10**400}),
+    ("chat", "logit_bias.5", {"5": 10**400}),
     ("chat", "logit_bias", dict.fromkeys(map(str, range(513)), 1)),
     ("chat", "min_p", 10**400),
-    ("chat", "min_p", float("inf")),
     ("chat", "tools", [FUNCTION]),
     ("chat", "tools", [{**FUNCTION, "function": {"name": f"f{n}"}} for n in range(TOOLS_MAX + 1)]),
     ("chat", "tools[0].function.name", [{**FUNCTION, "function": {"name": "a" * 65}}]),
@@ -92,7 +95,6 @@ LARGE: list[tuple[str, str, Any]] = [
     ("chat", "structured_outputs.json", {"json": {"enum": ["x" * 10**6]}}),
     ("completion", "stop_token_ids", [5] * 513),
     ("completion", "prompt", ["a"] * 65),
-    ("response", "input", "\ud800"),
     ("response", "metadata", {str(n): "" for n in range(17)}),
 ]
 """Kinds of request, the refusal's `param`, and what the field holds that it begins with."""
@@ -112,32 +114,22 @@ def test_what_is_refused_is_named_by_its_field_and_a_code(kind: str) -> None:
 def test_what_is_too_much_is_refused(kind: str, param: str, value: Any) -> None:
     assert refusal(READERS[kind], **{re.split(r"[.[]", param)[0]: value}).param == param
     assert refusal(completion, prompt=["a", "b"], n=33).param == "n", "of all prompts together"
-    assert refusal(response, metadata={"a": "\ud800"}).param is None
 
 
 @pytest.mark.parametrize(
     "body",
     [
-        *(b"", b"{", b"[]", b'"a"', b"null", b"\xff{}", b'{"a": NaN}', b'{"a": 1e9999}', b"[" * 100_000),
-        b'{"a": 1e99999999999999999999999}',
-        b'{"a": [' + b",".join([b"1e4"] * 99 + [b"1e3999"] * 17) + b"]}",
-        b'{"a": ' + b"9" * 5000 + b"}",
+        *(b"", b"{", b"[]", b'"a"', b"null", b"\xff{}", b'{"user": NaN}', b"[" * 100_000),
+        *(b'{"user": 1e400}', b'{"user": 1e99999999999999999999999}', b'{"top_p": 1e400}'),
+        *(b'{"user": ' + b"9" * 5000 + b"}", b'{"user": "\\ud800"}', b'{"user": ' + b"[" * 100_000),
     ],
-    ids=range(12),
+    ids=range(14),
 )
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+@pytest.mark.parametrize("read", [chat_wanted, completion_wanted, partial(response_wanted, ResponseStore())])
+def test_what_is_no_json_object_is_refused(read: Callable[[bytes], Any], body: bytes) -> None:
     with pytest.raises(ApiError) as caught:
-        parse(body)
+        read(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_json")
-
-
-def test_numbers_beyond_all_bounds_are_refused_by_name() -> None:
-    fields = ["temperature", "top_p", "min_p", "top_k", "seed", "max_tokens", "max_completion_tokens", "n"]
-    fields += ["presence_penalty", "frequency_penalty", "repetition_penalty", "typical_p", "repeat_penalty"]
-    for number in ("1e400", "-1e400", "1e3999"):
-        for field in fields:
-            assert refusal(chat, **parse(f'{{"{field}": {number}}}'.encode())).param == field
-        assert refusal(chat, **parse(f'{{"logit_bias": {{"5": {number}}}}}'.encode())).param == "logit_bias"
 
 
 def test_errors_have_the_form_of_the_api() -> None:
@@ -199,19 +191,24 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
     chat(reasoning_effort="none")
     completion(echo=False, suffix=None, best_of=1, logprobs=None)
     completion(n=2, best_of=2)
-    for field, values in NEUTRAL.items():
+    neutral = {name: note.values for _, name, note in notes(RequestBody) if isinstance(note, Neutral)}
+    assert len(neutral) > 20
+    for field, values in neutral.items():
         for value in (None, *values):
             assert chat(**{field: value}) == chat()
         assert refusal(chat, **{field: "something"}).code == "unsupported_parameter"
 
 
 def test_what_cannot_change_an_answer_is_taken_and_named() -> None:
+    harmless = [name for _, name, note in notes(RequestBody) if isinstance(note, str)]
+    assert {"user", "speculative.n_max"} < set(harmless)
     for read in (chat, completion):
-        found = read(**dict.fromkeys(HARMLESS, True))
-        assert set(found.unheeded) == set(HARMLESS)
-        assert replace(found, unheeded=()) == read(), "and changes nothing"
-        assert read(**dict.fromkeys(HARMLESS)).unheeded == (), "null says nothing"
-    assert chat(keep_alive="5m", user="u").unheeded == ("user", "keep_alive")
+        found = read(**dict.fromkeys(harmless, True))
+        assert list(found.unheeded) == harmless
+        assert replace(found, unheeded={}) == read(), "and changes nothing"
+        assert read(**dict.fromkeys(harmless)).unheeded == {}, "null says nothing"
+    assert list(chat(keep_alive="5m", user="u").unheeded) == ["user", "keep_alive"]
+    assert list(response(user="u", store=True, metadata={"a": "b"}).unheeded) == ["user"]
 
 
 @pytest.mark.parametrize(
@@ -288,18 +285,17 @@ def test_a_response_is_the_chat_that_it_stands_for() -> None:
         text={"format": {"type": "text"}, "verbosity": "medium"},
         truncation="disabled",
     )
-    same = chat_wanted(
-        {
-            **both,
-            "messages": [{"role": "system", "content": "Be short."}, *HELLO],
-            "max_tokens": 1,
-            "logprobs": True,
-            "top_logprobs": 2,
-            "reasoning_effort": "none",
-        }
+    same = chat(
+        **both,
+        model=None,
+        messages=[{"role": "system", "content": "Be short."}, *HELLO],
+        max_tokens=1,
+        logprobs=True,
+        top_logprobs=2,
+        reasoning_effort="none",
     )
     assert all(getattr(found, name) == getattr(same, name) for name in same.__slots__)
-    assert (found.unheeded, found.is_kept) == (("user",), True)
+    assert (list(found.unheeded), found.is_kept) == (["user"], True)
     assert (found.said["max_output_tokens"], found.said["instructions"]) == (1, "Be short.")
     names = "instructions max_output_tokens previous_response_id store metadata include tools tool_choice"
     names += " text n reasoning truncation background top_logprobs conversation prompt stream messages"
@@ -414,13 +410,6 @@ def test_arguments_that_are_no_object_stay_the_text_that_the_model_wrote() -> No
     broken = ("oops", "[1]", '{"a": ', "[" * 100_000, '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e9999}')
     for arguments in broken:
         assert dialogue(called(arguments))[1]["tool_calls"][0]["function"]["arguments"] == arguments
-
-
-def test_the_long_numbers_of_all_arguments_are_counted_together() -> None:
-    """They take the time of thousands of characters each; arguments beyond them stay texts."""
-    found = dialogue(*[called('{"a": 1e3999}') for _ in range(20)])[1:]
-    read = [message["tool_calls"][0]["function"]["arguments"] for message in found]
-    assert read == [{"a": 10**3999}] * 16 + ['{"a": 1e3999}'] * 4
 
 
 # ------------------------------------------------------------------------------------------- variables

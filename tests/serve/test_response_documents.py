@@ -36,7 +36,7 @@ from flowspec.serve.responses.store import Kept, ResponseStore
 
 
 def read(store: ResponseStore | None = None, /, **fields: Any) -> ResponseRequest:
-    return response_wanted(store or ResponseStore(), {"input": "hello", **fields})
+    return response_wanted(store or ResponseStore(), json.dumps({"input": "hello", **fields}).encode())
 
 
 def test_items_that_are_kept_may_be_referred_to() -> None:

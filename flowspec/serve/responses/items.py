@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from flowspec.serve.fields import Fields
-from flowspec.serve.messages import text_of
-from flowspec.serve.refusals import ApiError, invalid
+import msgspec
+from msgspec import Meta
 
-ITEMS_MAX = 4096
-REFERENCE = "item_reference"
+from flowspec.serve.bodies import Asked, Neutral
+from flowspec.serve.messages import Part, text_of
+from flowspec.serve.refusals import ApiError
+from flowspec.validation import Misfit, fit
+
 Item = dict[str, Any]
 Message = dict[str, Any]
 """A message as `/v1/chat/completions` takes it."""
@@ -23,8 +25,63 @@ Placed = list[tuple[Message, str]]
 """Messages, each with the name of the field that it comes from."""
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 """With which ids of items begin."""
-_TEXTS = ("input_text", "output_text", "text")
-_ROLES = ("system", "developer", "user", "assistant")
+_IN_A_TURN = ("reasoning_content", "content", "tool_calls")
+"""What the model says in one turn, in this order."""
+
+
+class ItemPart(Part, frozen=True, kw_only=True):
+    type: Annotated[
+        Literal["input_text", "output_text", "text"],
+        Meta(description="input_text, output_text or text, since this model takes text"),
+    ]
+
+
+class ThoughtPart(Part, frozen=True, kw_only=True):
+    type: Literal["reasoning_text"]
+
+
+class _Item(Asked, frozen=True, kw_only=True, tag_field="type"):
+    """As it came; what it is called and how far it has come says nothing."""
+
+    id: Any = None
+    status: Any = None
+
+
+class MessageItem(_Item, frozen=True, kw_only=True, tag="message"):
+    """`phase` is a label, for which templates have no place."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[ItemPart]
+    phase: Any = None
+
+
+class CallItem(_Item, frozen=True, kw_only=True, tag="function_call"):
+    """With what clients made of the arguments."""
+
+    call_id: str
+    name: str
+    arguments: str
+    parsed_arguments: Any = None
+    namespace: Annotated[Any, Neutral()] = None
+    is_async: Annotated[Any, Neutral()] = msgspec.field(default=None, name="async")
+    caller: Annotated[Any, Neutral()] = None
+
+
+class OutputItem(_Item, frozen=True, kw_only=True, tag="function_call_output"):
+    call_id: str
+    output: str | list[ItemPart]
+
+
+class ReasoningItem(_Item, frozen=True, kw_only=True, tag="reasoning"):
+    """`summary` is made of the content, for readers."""
+
+    content: list[ThoughtPart] | None = None
+    summary: Any = None
+    encrypted_content: Annotated[Any, Neutral("")] = None
+
+
+class ReferenceItem(_Item, frozen=True, kw_only=True, tag="item_reference"):
+    pass
 
 
 def new_id(kind: str) -> str:
@@ -32,51 +89,59 @@ def new_id(kind: str) -> str:
     return f"{PREFIXES[kind]}_{secrets.token_hex(24)}"
 
 
-def read_input(
-    found: Any, item_of: Callable[[str], Item | None] = lambda name: None
-) -> tuple[Placed, list[Item]]:
-    """The messages of `input`, a text of the user's or a list of items, and its items as they are listed;
-    `item_of` gives those that a client refers to. Raises `ApiError`."""
-    if isinstance(found, str):
-        message = {"role": "user", "content": found}
-        return [(message, "input")], [listed(message)]
-    if not isinstance(found, list):
-        raise invalid("input", "a string or a list of items", found, "invalid_type")
-    if not found:
-        raise invalid("input", "at least one item", found)
-    if len(found) > ITEMS_MAX:
-        raise invalid("input", f"at most {ITEMS_MAX} items", len(found))
-    items = []
-    for place, item in enumerate(found):
-        where = f"input[{place}]"
-        if not isinstance(item, dict):
-            raise invalid(where, "an object", item, "invalid_type")
-        if item.get("type") == REFERENCE or (item.get("type") is None and set(item) <= {"type", "id"}):
-            item = _referred(item, where, item_of)
-        items.append(item)
-    placed = messages_of(items)
-    return placed, [listed(item) for item in items]
+def _kind_of(item: Item) -> Any:
+    kind = "item_reference" if item.keys() <= {"type", "id"} else "message"
+    return kind if item.get("type") is None else item["type"]
+
+
+def items_of(found: Sequence[Item], item_of: Callable[[str], Item | None]) -> list[Item]:
+    """The items of `input`; `item_of` gives those that a client refers to. Raises `ApiError`."""
+    return [
+        _referred(item, f"input[{place}]", item_of) if _kind_of(item) == "item_reference" else item
+        for place, item in enumerate(found)
+    ]
 
 
 def messages_of(items: Sequence[Item]) -> Placed:
-    """The messages that these items are. Raises `ApiError`."""
-    turns = _Turns()
+    """The messages that these items are. Raises `Misfit`."""
+    placed: Placed = []
+    own: Message | None = None  # the model's turn that goes on
     for place, item in enumerate(items):
         where = f"input[{place}]"
-        kind = "message" if item.get("type") is None else item["type"]
-        read = _READ.get(kind) if isinstance(kind, str) else None
-        if read is None:
-            raise ApiError(
-                400,
-                f"{where}.type: expected one of {', '.join((*_READ, REFERENCE))}, got {kind!r:.40}",
-                f"{where}.type",
-                "unsupported_content",
-            )
-        fields = Fields(item, f"{where}.")
-        fields.ignored("type", "id", "status")  # of an item that is given back as it came
-        read(fields, turns, where)
-        fields.finish()
-    return turns.finish()
+        said = _read(item, place)
+        if isinstance(said, OutputItem):
+            found: Message = {"role": "tool", "tool_call_id": said.call_id, "content": text_of(said.output)}
+        elif isinstance(said, CallItem):
+            function = {"name": said.name, "arguments": said.arguments}
+            found = {"tool_calls": [{"id": said.call_id, "type": "function", "function": function}]}
+        elif isinstance(said, MessageItem):
+            found = {"content": text_of(said.content)}
+            found |= {} if said.role == "assistant" else {"role": said.role}
+        else:
+            found = {"reasoning_content": text_of(said.content or "")}
+            if not said.content:
+                continue
+        if "role" in found:
+            own = None
+            placed.append((found, where))
+            continue
+        (name,) = found
+        if own is not None and name == "tool_calls" in own:
+            own[name] += found[name]
+        elif own is None or any(each in own for each in _IN_A_TURN[_IN_A_TURN.index(name) :]):
+            own = {"role": "assistant", **found}
+            placed.append((own, where))
+        else:
+            own |= found
+    return placed
+
+
+def _read(item: Item, place: int) -> MessageItem | CallItem | OutputItem | ReasoningItem:
+    kind: Any = MessageItem | CallItem | OutputItem | ReasoningItem | ReferenceItem
+    try:
+        return fit({**item, "type": _kind_of(item)}, kind)  # type: ignore[no-any-return]
+    except Misfit as error:
+        raise error.within(("input", place)) from None
 
 
 def listed(item: Item) -> Item:
@@ -114,86 +179,4 @@ def _referred(item: Item, where: str, item_of: Callable[[str], Item | None]) -> 
             f"{where}.id",
             "item_not_found",
         )
-    return found
-
-
-class _Turns:
-    """Messages as items come; `_own` is the model's turn that goes on."""
-
-    def __init__(self) -> None:
-        self._placed: Placed = []
-        self._own: Message | None = None
-
-    def add(self, message: Message, where: str) -> None:
-        self._own = None
-        self._placed.append((message, where))
-
-    def own(self, where: str, *, before: tuple[str, ...] = ()) -> Message:
-        """The model's turn; a new one if there is none, or it has a field that only comes later in a turn."""
-        if self._own is None or any(field in self._own for field in before):
-            message: Message = {"role": "assistant"}
-            self.add(message, where)
-            self._own = message
-        return self._own
-
-    def finish(self) -> Placed:
-        for message, _ in self._placed:
-            message.setdefault("content", None)
-        return self._placed
-
-
-def _message(fields: Fields, turns: _Turns, where: str) -> None:
-    role = fields.needed("role")
-    if not isinstance(role, str) or role not in _ROLES:
-        raise invalid(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
-    content = text_of(fields.needed("content"), f"{where}.content", _TEXTS)
-    fields.ignored("phase")  # a label, for which templates have no place
-    if role != "assistant":
-        turns.add({"role": role, "content": content}, where)
-        return
-    turns.own(where, before=("content", "tool_calls"))["content"] = content
-
-
-def _reasoning(fields: Fields, turns: _Turns, where: str) -> None:
-    fields.neutral("encrypted_content", "")
-    fields.ignored("summary")  # is made of the content, for readers
-    content = fields.take("content")
-    if content is not None and not isinstance(content, list):
-        raise invalid(f"{where}.content", "a list of parts", content, "invalid_type")
-    if content:
-        turn = turns.own(where, before=("reasoning_content", "content", "tool_calls"))
-        turn["reasoning_content"] = text_of(content, f"{where}.content", ("reasoning_text",))
-
-
-def _function_call(fields: Fields, turns: _Turns, where: str) -> None:
-    called = {name: _needed_text(fields, name, where) for name in ("call_id", "name", "arguments")}
-    for field in ("namespace", "async", "caller"):
-        fields.neutral(field)
-    fields.ignored("parsed_arguments")  # what clients made of them
-    call = {
-        "id": called["call_id"],
-        "type": "function",
-        "function": {"name": called["name"], "arguments": called["arguments"]},
-    }
-    turns.own(where).setdefault("tool_calls", []).append(call)
-
-
-def _function_call_output(fields: Fields, turns: _Turns, where: str) -> None:
-    call_id = _needed_text(fields, "call_id", where)
-    output = text_of(fields.needed("output"), f"{where}.output", _TEXTS)
-    turns.add({"role": "tool", "tool_call_id": call_id, "content": output}, where)
-
-
-_READ = {
-    "message": _message,
-    "function_call": _function_call,
-    "function_call_output": _function_call_output,
-    "reasoning": _reasoning,
-}
-
-
-def _needed_text(fields: Fields, name: str, where: str) -> str:
-    found = fields.needed(name)
-    if not isinstance(found, str):
-        raise invalid(f"{where}.{name}", "a string", found, "invalid_type")
     return found

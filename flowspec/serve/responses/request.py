@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from dataclasses import fields as dataclass_fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
+
+import msgspec
+from msgspec import Meta
 
 from flowspec.core.protocol import limits
-from flowspec.errors import meant
-from flowspec.serve.completion_request import TOKENS_MAX, CompletionRequest, chat_wanted
-from flowspec.serve.fields import Fields, json_of
-from flowspec.serve.refusals import ApiError, invalid
-from flowspec.serve.responses.items import Placed, messages_of, read_input
+from flowspec.serve.bodies import Asked, Neutral, of_misfit, refusing
+from flowspec.serve.completion_request import (
+    CompletionRequest,
+    Described,
+    DialogueBody,
+    ObjectFormat,
+    TextFormat,
+    TokenCount,
+    TopLogprobs,
+    bound_by,
+)
+from flowspec.serve.messages import Dialogue, dialogue_of
+from flowspec.serve.refusals import ApiError
+from flowspec.serve.responses.items import Item, Placed, items_of, listed, messages_of
 from flowspec.serve.responses.store import ResponseStore
+from flowspec.serve.template_variables import Effort
+from flowspec.serve.tools import CHOICES, TOOLS, Choice, Function, FunctionType, Mode, Named, tool_use
+from flowspec.validation import NOTHING, Misfit, decode_json, expect, fit
 
+ITEMS_MAX = 4096
 LOGPROBS = "message.output_text.logprobs"
-NEVER_HERE = (
+Includable = Literal[
+    "message.output_text.logprobs",
     "reasoning.encrypted_content",
     "file_search_call.results",
     "web_search_call.results",
@@ -26,31 +42,113 @@ NEVER_HERE = (
     "message.input_image.image_url",
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
-)
-"""What `include` may name without effect: parts of items that no response has here."""
-INCLUDABLE = (LOGPROBS, *NEVER_HERE)
-_METADATA_MAX = (16, 64, 512)
-"""Pairs, characters of a name, and of a value."""
-_CALLED_HERE = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "verbosity": "text.verbosity",
-    "logprobs": f"include with {LOGPROBS}",
-    "functions": "tools",
-    "function_call": "tool_choice",
-}
-"""Fields of chats that responses have under another name."""
-_NAMES = (
-    ("response_format.json_schema", "text.format"),
-    ("response_format", "text.format"),
-    ("max_completion_tokens", "max_output_tokens"),
-    ("reasoning_effort", "reasoning.effort"),
-    ("verbosity", "text.verbosity"),
-)
+]
+"""Log-probabilities, and what may be named without effect: parts of items that no response has here."""
+INCLUDABLE = get_args(Includable)
 _MESSAGE = re.compile(r"messages\[([0-9]+)\]")
+
+
+class FlatTool(Function, frozen=True, kw_only=True):
+    type: FunctionType
+
+
+class _ListedTool(Named, frozen=True, kw_only=True):
+    type: Literal["function"]
+
+
+class ChosenTool(Named, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    @property
+    def choice(self) -> Choice:
+        return Choice({"name": self.name}, is_required=True, is_single=True)
+
+
+class AllowedTools(Asked, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    mode: Mode
+    tools: Annotated[list[_ListedTool], Meta(min_length=1)]
+
+    @property
+    def choice(self) -> Choice:
+        named = {f"tools[{place}].name": each.name for place, each in enumerate(self.tools)}
+        return Choice(named, is_required=self.mode == "required")
+
+
+class SchemaFormat(Described, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
+    pass
+
+
+class TextOptions(Asked, frozen=True, kw_only=True):
+    format: TextFormat | ObjectFormat | SchemaFormat | None = None
+    verbosity: Annotated[Any, Neutral("medium")] = None
+
+
+class Reasoning(Asked, frozen=True, kw_only=True):
+    effort: Effort | None = None
+    summary: Annotated[Any, Neutral("auto")] = None
+    generate_summary: Annotated[Any, Neutral("auto")] = None
+
+
+class ResponseStreamOptions(Asked, frozen=True, kw_only=True):
+    include_obfuscation: bool | None = None  # as of chats
+
+
+class ResponseBody(DialogueBody, frozen=True, kw_only=True):
+    """The fields of chats that are here have another name in this API."""
+
+    input: (
+        Annotated[
+            str | Annotated[list[Item], Meta(min_length=1, max_length=ITEMS_MAX)],
+            Meta(description=f"a string or a list of 1 to {ITEMS_MAX} items"),
+        ]
+        | None
+    ) = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    metadata: (
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=16),
+        ]
+        | None
+    ) = None
+    max_output_tokens: TokenCount | None = None
+    include: Annotated[list[Includable], Meta(description=f"a list, such as [{LOGPROBS!r}]")] | None = None
+    top_logprobs: TopLogprobs | None = None
+    text: TextOptions | None = None
+    reasoning: Reasoning | None = None
+    tools: Annotated[list[FlatTool], TOOLS] | None = None
+    tool_choice: (
+        Annotated[Literal["none", "auto", "required"] | ChosenTool | AllowedTools, Meta(description=CHOICES)]
+        | None
+    ) = None
+    max_tool_calls: Annotated[int, Meta(ge=0, le=limits.CONTEXT_MAX)] | None = None  # of those built in: none
+    stream_options: ResponseStreamOptions | None = None  # type: ignore[assignment]
+
+    background: Annotated[Any, Neutral(False)] = None
+    truncation: Annotated[Any, Neutral("disabled")] = None
+    n: Annotated[Any, Neutral(1)] = None
+    context_management: Annotated[Any, Neutral([])] = None
+    conversation: Annotated[Any, Neutral()] = None
+    prompt: Annotated[Any, Neutral()] = None
+    image: Annotated[Any, Neutral()] = None
+    access_programs: Annotated[Any, Neutral()] = None
+    background_options: Annotated[Any, Neutral()] = None
+
+    messages: Annotated[Any, Neutral(here="input")] = None
+    max_tokens: Annotated[Any, Neutral(here="max_output_tokens")] = None
+    max_completion_tokens: Annotated[Any, Neutral(here="max_output_tokens")] = None
+    response_format: Annotated[Any, Neutral(here="text.format")] = None
+    reasoning_effort: Annotated[Any, Neutral(here="reasoning.effort")] = None
+    verbosity: Annotated[Any, Neutral(here="text.verbosity")] = None
+    logprobs: Annotated[Any, Neutral(here=f"include with {LOGPROBS}")] = None
+    functions: Annotated[Any, Neutral(here="tools")] = None
+    function_call: Annotated[Any, Neutral(here="tool_choice")] = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        expect(self.input is not None, "input", NOTHING, "a string or a list of items")
+        is_told = not self.top_logprobs or LOGPROBS in (self.include or ())
+        expect(is_told, "top_logprobs", self.top_logprobs, f"include to have {LOGPROBS} beside it")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,85 +168,63 @@ class ResponseRequest(CompletionRequest):
         return _named(error, self.places)
 
 
-def response_wanted(store: ResponseStore, body: dict[str, Any]) -> ResponseRequest:
+@refusing()
+def response_wanted(store: ResponseStore, body: bytes) -> ResponseRequest:
     """A request, with the dialogue of the response that it goes on from; raises `ApiError`."""
-    fields = Fields(body)
-    for field, name in _CALLED_HERE.items():
-        if fields.take(field) is not None:
-            raise ApiError(
-                400, f"{field}: in this API that is {name}; expected nothing", field, "unknown_parameter"
-            )
-    placed, items = read_input(fields.needed("input"), cache(store.item))  # which reads a whole response
-    instructions = fields.text("instructions")
-    previous = fields.text("previous_response_id")
-    earlier = None if previous is None else store.find(previous)
-    if previous is not None and earlier is None:
-        raise store.missing(previous, "previous_response_id", "previous_response_not_found")
-    is_kept = fields.take("store")
-    if is_kept is not None and type(is_kept) is not bool:
-        raise invalid("store", "true or false", is_kept, "invalid_type")
-    metadata = _metadata(fields)
-    longest = fields.whole("max_output_tokens", 1, TOKENS_MAX)
-    has_logprobs, top = _logprobs(fields)
-    text, effort = fields.inner("text"), _effort(fields)
-    form, verbosity = _form(text), text.take("verbosity")
-    text.finish()
-    tools, choice = _tools(fields), _tool_choice(fields)
-    options = fields.inner("stream_options")
-    options.flag("include_obfuscation")  # as of chats
-    options.finish()
-    most_calls = fields.whole("max_tool_calls", 0, limits.CONTEXT_MAX)  # of tools that are built in: none are
-    fields.neutral("background", False)
-    fields.neutral("truncation", "disabled")
-    fields.neutral("n", 1)
-    fields.neutral("context_management", [])
-    for field in ("conversation", "prompt", "moderation", "image", "access_programs", "background_options"):
-        fields.neutral(field)
-    if earlier is not None:
+    asked = decode_json(body, ResponseBody)
+    if isinstance(asked.input, str):
+        items = [{"role": "user", "content": asked.input}]
+        placed: Placed = [(items[0], "input")]
+    else:
+        items = items_of(asked.input or (), cache(store.item))  # which reads a whole response
+        placed = messages_of(items)
+    items = [listed(item) for item in items]
+    if (previous := asked.previous_response_id) is not None:
+        earlier = store.find(previous)
+        if earlier is None:
+            raise store.missing(previous, "previous_response_id", "previous_response_not_found")
         said_before = earlier.items
         placed = [*((each, "previous_response_id") for each, _ in messages_of(said_before)), *placed]
         items = [*said_before, *items]
-    if instructions:
-        placed = _instructed(instructions, placed)
+    if asked.instructions:
+        placed = _instructed(asked.instructions, placed)
     places = tuple(where for _, where in placed)
-    chat = fields.rest() | {
-        "messages": [message for message, _ in placed],
-        "max_completion_tokens": longest,
-        "logprobs": has_logprobs,
-        "top_logprobs": top,
-        "response_format": form,
-        "reasoning_effort": effort,
-        "verbosity": verbosity,
-        "tools": tools,
-        "tool_choice": choice,
-    }
     try:
-        wanted = chat_wanted(chat)
+        messages = dialogue_of(fit([message for message, _ in placed], Dialogue))
+    except Misfit as error:
+        raise _named(of_misfit(error.within(("messages",))), places) from None
     except ApiError as error:
-        if error.code == "unknown_parameter" and error.param in body:
-            hint = meant(error.param, fields.known)
-            error = replace(error, message=f"unknown field {error.param!r:.120}{hint}") if hint else error
         raise _named(error, places) from None
+    choice = asked.tool_choice if isinstance(asked.tool_choice, str | None) else asked.tool_choice.choice
+    form = None if asked.text is None else asked.text.format
+    effort = None if asked.reasoning is None else asked.reasoning.effort
+    wanted = asked.answer_wanted(
+        messages,
+        asked.max_output_tokens,
+        asked.top_logprobs or 0 if LOGPROBS in (asked.include or ()) else None,
+        bound_by("text.format", form),
+        tool_use(asked.tools or (), choice, asked.parallel_tool_calls),
+        effort,
+    )
     said = {
-        "instructions": instructions,
-        "max_output_tokens": longest,
-        "max_tool_calls": most_calls,
-        "metadata": metadata,
-        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "instructions": asked.instructions,
+        "max_output_tokens": asked.max_output_tokens,
+        "max_tool_calls": asked.max_tool_calls,
+        "metadata": asked.metadata or {},
+        "parallel_tool_calls": asked.parallel_tool_calls is not False,
         "previous_response_id": previous,
         "reasoning": {"effort": effort, "summary": None},
-        "store": is_kept is not False,
-        "text": {"format": (body.get("text") or {}).get("format") or {"type": "text"}},
-        "tool_choice": "auto" if choice is None else body["tool_choice"],
-        "tools": body.get("tools") or [],
-        "top_logprobs": top or 0,
+        "store": asked.store is not False,
+        "text": {"format": msgspec.to_builtins(form or TextFormat())},
+        "tool_choice": msgspec.to_builtins(asked.tool_choice or "auto"),
+        "tools": msgspec.to_builtins(asked.tools or []),
+        "top_logprobs": asked.top_logprobs or 0,
     }
-    json_of(said)  # a response has to be able to repeat it
     return ResponseRequest(
-        **{each.name: getattr(wanted, each.name) for each in dataclass_fields(wanted)},
+        **{each.name: getattr(wanted, each.name) for each in fields(wanted)},
         said=said,
-        items=json_of(items, "input"),
-        is_kept=is_kept is not False,
+        items=msgspec.json.encode(items),
+        is_kept=asked.store is not False,
         places=places,
     )
 
@@ -165,110 +241,8 @@ def _instructed(instructions: str, placed: Placed) -> Placed:
 
 def _named(error: ApiError, places: tuple[str, ...]) -> ApiError:
     """What is said of a chat's field as said of the field here."""
-    if error.param is None:
-        return error
-    param = error.param
-    if found := _MESSAGE.match(param):
-        param = places[int(found[1])]
-    elif param == "messages":
-        param = "input"
-    elif param.startswith(("tools[", "tool_choice.")):
-        param = param.replace(".allowed_tools", "", 1).replace(".function", "", 1)
-    else:
-        for name, here in _NAMES:
-            if param == name or param.startswith((f"{name}.", f"{name}[")):
-                param = here + param[len(name) :]
-                break
-    message = error.message
-    if message.startswith(error.param):
-        message = param + message[len(error.param) :]
-    return replace(error, param=param, message=message)
-
-
-def _metadata(fields: Fields) -> dict[str, str]:
-    found = fields.take("metadata")
-    pairs, name_chars, value_chars = _METADATA_MAX
-    if found is not None and not (
-        type(found) is dict
-        and len(found) <= pairs
-        and all(type(value) is str and len(value) <= value_chars for value in found.values())
-        and all(len(name) <= name_chars for name in found)
-    ):
-        expected = f"at most {pairs} names (of {name_chars} characters) with strings (of {value_chars})"
-        raise invalid("metadata", expected, found)
-    return found or {}
-
-
-def _logprobs(fields: Fields) -> tuple[bool, int | None]:
-    """Whether log-probabilities are wanted, and of how many other tokens."""
-    found = fields.take("include")
-    if found is not None and (type(found) is not list or not all(type(each) is str for each in found)):
-        raise invalid("include", "a list of strings", found, "invalid_type")
-    for each in found or ():
-        if each not in INCLUDABLE:
-            raise invalid("include", f"some of {', '.join(INCLUDABLE)}", each)
-    is_wanted = LOGPROBS in (found or ())
-    top = fields.whole("top_logprobs", 0, limits.TOP_LOGPROBS_MAX)
-    if top and not is_wanted:
-        raise ApiError(
-            400,
-            f"top_logprobs: expected include to have {LOGPROBS} beside it",
-            "top_logprobs",
-            "invalid_value",
-        )
-    return is_wanted, top if is_wanted else None
-
-
-def _effort(fields: Fields) -> Any:
-    reasoning = fields.inner("reasoning")
-    found = reasoning.take("effort")
-    for field in ("summary", "generate_summary"):
-        reasoning.neutral(field, "auto")  # where there is one
-    reasoning.finish()
-    return found
-
-
-def _form(text: Fields) -> Any:
-    """The chat's `response_format`."""
-    found = text.take("format")
-    if not isinstance(found, dict) or found.get("type") != "json_schema":
-        return found
-    return {"type": "json_schema", "json_schema": {name: found[name] for name in found if name != "type"}}
-
-
-def _tools(fields: Fields) -> Any:
-    """The chat's `tools`: a function's fields are an object of their own there."""
-    found = fields.take("tools")
-    if not isinstance(found, list):
-        return found
-    tools = []
-    for place, tool in enumerate(found):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            kind = tool.get("type") if isinstance(tool, dict) else tool
-            raise ApiError(
-                400,
-                f"tools[{place}].type: FlowSpec has no tools of its own; expected function, got {kind!r:.40}",
-                f"tools[{place}].type",
-                "unsupported_parameter",
-            )
-        tools.append(_as_chats(tool))
-    return tools
-
-
-def _tool_choice(fields: Fields) -> Any:
-    """The chat's `tool_choice`: what is said of a function, or of those that are allowed, is an object of its
-    own there."""
-    found = fields.take("tool_choice")
-    if not isinstance(found, dict) or found.get("type") not in ("function", "allowed_tools"):
-        return found
-    said = {name: found[name] for name in found if name != "type"}
-    if found["type"] == "allowed_tools" and isinstance(said.get("tools"), list):
-        said["tools"] = [_as_chats(each) for each in said["tools"]]
-    return {"type": found["type"], found["type"]: said}
-
-
-def _as_chats(tool: Any) -> Any:
-    """A function whose fields are an object of their own."""
-    if not isinstance(tool, dict) or tool.get("type") != "function":
-        return tool
-    return {"type": "function", "function": {name: tool[name] for name in tool if name != "type"}}
+    param = error.param or ""
+    found = _MESSAGE.match(param)
+    others = {"messages": "input", "reasoning_effort": "reasoning.effort"}
+    here = places[int(found[1])] if found else others.get(param, param)
+    return replace(error, param=here or None, message=re.sub(f"^{re.escape(param)}", here, error.message))
