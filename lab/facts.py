@@ -83,7 +83,7 @@ def accepted_fields() -> str:
         hints, noted = get_type_hints(body, include_extras=True), {each[1]: each[2] for each in notes(body)}
         for each in structs.fields(body):
             name = each.encode_name
-            of.setdefault(_taken(name, hints[each.name], noted.get(name)), []).append(kind)
+            of.setdefault(_row_of(name, hints[each.name], noted.get(name)), []).append(kind)
     names: dict[tuple[str, str], list[str]] = {}
     for (name, taken), kinds in of.items():
         names.setdefault((taken, "all" if len(kinds) == len(bodies) else ", ".join(kinds)), []).append(name)
@@ -91,7 +91,7 @@ def accepted_fields() -> str:
     return "\n".join(["", "", "| field | what it may be | of |", "|---|---|---|", *rows, "", ""])
 
 
-def _taken(name: str, hint: Any, note: str | Neutral | None) -> tuple[str, str]:
+def _row_of(name: str, hint: Any, note: str | Neutral | None) -> tuple[str, str]:
     """A field in a row, and what it may be."""
     if isinstance(note, str):
         return f"`{name}`", "anything, without effect"

@@ -32,7 +32,7 @@ from flowspec.serve.template_variables import (
     TemplateVariables,
     Variables,
 )
-from flowspec.serve.tools import NO_TOOLS, TOOLS, ChatTool, ToolChoice, ToolUse, tool_use
+from flowspec.serve.tools import NO_TOOLS, TOOLS, ChatTool, ToolChoice, ToolUse, tool_use_of
 from flowspec.validation import decode_json, expect
 
 STOPS_MAX = 4
@@ -182,7 +182,7 @@ Format = Annotated[
 ]
 
 
-def bound_by(field: str, form: Asked | None) -> Bound | None:
+def bound_of(field: str, form: Asked | None) -> Bound | None:
     """What a format that this field says binds the answer to."""
     if isinstance(form, ObjectFormat):
         return Bound(field, "", "json_schema", _ANY_OBJECT)
@@ -218,7 +218,7 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
         is_told = bool(self.stream) or not isinstance(self.stream_options, StreamOptions)
         expect(is_told, "stream_options", bool(self.stream), "stream to be true beside it")
 
-    def wanted(
+    def build_request(
         self, prompts: tuple[Prompt, ...], tokens_max: int | None, logprobs: int | None, bound: Bound | None
     ) -> CompletionRequest:
         """What is wanted of these prompts; `bound` is what the form of request says of a format. Raises
@@ -290,7 +290,7 @@ class DialogueBody(RequestBody, frozen=True, kw_only=True):
         expected = f"{'false' if continues else 'true'} or nothing beside continue_final_message"
         expect(begins is not continues, "add_generation_prompt", begins, expected)
 
-    def answer_wanted(
+    def build_dialogue_request(
         self,
         messages: Messages,
         tokens_max: int | None,
@@ -300,7 +300,7 @@ class DialogueBody(RequestBody, frozen=True, kw_only=True):
         effort: str | None,
     ) -> CompletionRequest:
         """The answer that is wanted in a dialogue. Raises `ApiError`."""
-        found = self.wanted((messages,), tokens_max, logprobs, bound)
+        found = self.build_request((messages,), tokens_max, logprobs, bound)
         last = messages[-1]
         is_open = last["role"] == "assistant" and "tool_calls" not in last
         if self.continue_final_message and not is_open:  # nobody else's turn is gone on with
@@ -390,12 +390,12 @@ def chat_wanted(body: bytes) -> CompletionRequest:
     functions = [each.function for each in said.tools or ()]
     choice = said.tool_choice if isinstance(said.tool_choice, str | None) else said.tool_choice.choice
     longest = said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens
-    return said.answer_wanted(
+    return said.build_dialogue_request(
         dialogue_of(said.messages),
         longest,
         said.top_logprobs or 0 if said.logprobs else None,
-        bound_by("response_format", said.response_format),
-        tool_use(functions, choice, said.parallel_tool_calls),
+        bound_of("response_format", said.response_format),
+        tool_use_of(functions, choice, said.parallel_tool_calls),
         said.reasoning_effort,
     )
 
@@ -405,7 +405,7 @@ def completion_wanted(body: bytes) -> CompletionRequest:
     """A request to `/v1/completions`; raises `ApiError`."""
     said = decode_json(body, CompletionBody)
     longest = COMPLETION_TOKENS_DEFAULT if said.max_tokens is None else said.max_tokens
-    return replace(said.wanted(said.prompts, longest, said.logprobs, None), echoes=bool(said.echo))
+    return replace(said.build_request(said.prompts, longest, said.logprobs, None), echoes=bool(said.echo))
 
 
 def _check(bound: Bound) -> None:

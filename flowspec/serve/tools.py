@@ -108,7 +108,9 @@ class ToolUse:
 NO_TOOLS = ToolUse()
 
 
-def tool_use(functions: Sequence[Function], choice: str | Choice | None, is_parallel: bool | None) -> ToolUse:
+def tool_use_of(
+    functions: Sequence[Function], choice: str | Choice | None, is_parallel: bool | None
+) -> ToolUse:
     """What may be called, and what has to be. No tools for a choice of none. Raises `ApiError`."""
     tools = tuple(each.tool for each in functions)
     size = len(msgspec.json.encode([tool.document for tool in tools]))

@@ -97,7 +97,7 @@ def _kind_of(item: Item) -> Any:
 def items_of(found: Sequence[Item], item_of: Callable[[str], Item | None]) -> list[Item]:
     """The items of `input`; `item_of` gives those that a client refers to. Raises `ApiError`."""
     return [
-        _referred(item, f"input[{place}]", item_of) if _kind_of(item) == "item_reference" else item
+        _find(item, f"input[{place}]", item_of) if _kind_of(item) == "item_reference" else item
         for place, item in enumerate(found)
     ]
 
@@ -168,7 +168,7 @@ def _listed_part(part: Item, *, is_own: bool) -> Item:
     return {**said, "type": "output_text" if is_own else "input_text", **more}
 
 
-def _referred(item: Item, where: str, item_of: Callable[[str], Item | None]) -> Item:
+def _find(item: Item, where: str, item_of: Callable[[str], Item | None]) -> Item:
     name = item.get("id")
     found = item_of(name) if isinstance(name, str) else None
     if found is None:

@@ -21,14 +21,14 @@ from flowspec.serve.completion_request import (
     TextFormat,
     TokenCount,
     TopLogprobs,
-    bound_by,
+    bound_of,
 )
 from flowspec.serve.messages import Dialogue, dialogue_of
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.items import Item, Placed, items_of, listed, messages_of
 from flowspec.serve.responses.store import ResponseStore
 from flowspec.serve.template_variables import Effort
-from flowspec.serve.tools import CHOICES, TOOLS, Choice, Function, FunctionType, Mode, Named, tool_use
+from flowspec.serve.tools import CHOICES, TOOLS, Choice, Function, FunctionType, Mode, Named, tool_use_of
 from flowspec.validation import NOTHING, Misfit, decode_json, expect, fit
 
 ITEMS_MAX = 4096
@@ -198,12 +198,12 @@ def response_wanted(store: ResponseStore, body: bytes) -> ResponseRequest:
     choice = asked.tool_choice if isinstance(asked.tool_choice, str | None) else asked.tool_choice.choice
     form = None if asked.text is None else asked.text.format
     effort = None if asked.reasoning is None else asked.reasoning.effort
-    wanted = asked.answer_wanted(
+    wanted = asked.build_dialogue_request(
         messages,
         asked.max_output_tokens,
         asked.top_logprobs or 0 if LOGPROBS in (asked.include or ()) else None,
-        bound_by("text.format", form),
-        tool_use(asked.tools or (), choice, asked.parallel_tool_calls),
+        bound_of("text.format", form),
+        tool_use_of(asked.tools or (), choice, asked.parallel_tool_calls),
         effort,
     )
     said = {
