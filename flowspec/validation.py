@@ -195,7 +195,9 @@ def misfit(data: Any, hint: Any, path: Path = ()) -> Misfit:
             (key, each), (name, item) = pairs[wrong], items
             pair = (each, item) if _fits(key, name) else (key, name)
             return misfit(*pair, (*path, str(key)))
-    is_of_type = _fits(data, inner) or (origin is Literal and type(data) in map(type, items))
+    members = items if origin in (Union, types.UnionType) else (inner,)
+    words = [word for each in members if get_origin(each) is Literal for word in get_args(each)]
+    is_of_type = _fits(data, inner) or type(data) in map(type, words)
     told = expected(Annotated[(inner, *metas)] if metas else inner)
     return Misfit(path, told, data, kind="value" if is_of_type else "type")
 

@@ -124,6 +124,8 @@ def test_what_does_not_fit_is_told_in_one_line(data: Any, line: str) -> None:
         ({"rows": [[1, "c"]]}, "value"),
         ({"rows": [[1, 5]]}, "type"),
         ({"rows": [[11]]}, "value"),
+        ({"pet": "some"}, "value"),
+        ({"pet": 1}, "type"),
         ({"boxes": [{"kind": "box", "size": 5}]}, "odd"),
     ],
 )
