@@ -360,7 +360,7 @@ class CompletionBody(RequestBody, frozen=True, kw_only=True):
     echo: bool | None = None
 
     suffix: Annotated[Any, Neutral("")] = None
-    best_of: Annotated[float, Meta(description="what n is")] | None = None
+    best_of: Annotated[int | float, Meta(description="what n is")] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
