@@ -126,7 +126,7 @@ def messages_of(items: Sequence[Item]) -> Placed:
             placed.append((found, where))
             continue
         (name,) = found
-        if own is not None and name == "tool_calls" in own:
+        if own is not None and name == "tool_calls" and name in own:
             own[name] += found[name]
         elif own is None or any(each in own for each in _IN_A_TURN[_IN_A_TURN.index(name) :]):
             own = {"role": "assistant", **found}
