@@ -100,7 +100,7 @@ def ratio(ours: F64, theirs: F64) -> tuple[float, float, float]:
 
 def read(args: argparse.Namespace) -> dict[str, dict[str, Reading]]:
     """By program and text."""
-    files, given = ModelFiles(args.model), read_toml(TEXTS, "texts").data["texts"]
+    files, given = ModelFiles(args.model), read_toml(TEXTS, dict, "texts")["texts"]
     tokenizer = Tokenizer(files)
     texts = {name: tokenizer.encode(text)[: args.tokens] for name, text in given.items()}
     reference, expected = Reference(files, args.dtype), dict[str, F32]()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def read_cases(bench: Bench, cache: Path | None, *, for_tuning: bool = False) ->
         )
     domains: tuple[str, ...] = (SYNTHETIC_DOMAIN,)
     if bench.declared:
-        domains = bench.declared[0].domains
+        domains = tuple(bench.declared[0].acceptance)
     elif bench.profile is not None:
         domains = bench.profile.domains
     return synthetic_cases(
@@ -126,7 +126,7 @@ def open_out(bench: Bench, out: Path, command: str = "", *, to_be_tuned: bool = 
     known yet. `command` is kept beside a new one, for whoever wants to go on with it.
     """
     open_folder(
-        asdict(bench),
+        bench,
         out,
         command,
         results=(RESULTS, LOADS, TUNED_FILE),

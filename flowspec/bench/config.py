@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from flowspec.bench.profiles import Profile
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES, find_method
@@ -18,8 +21,10 @@ from flowspec.model.files import BUNDLED, bundled_folder
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape
 from flowspec.plan.split import weighted_split
+from flowspec.plan.tables import Count, NotNegative, Positive, Table, Text, Texts, among, some_tables
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.timeouts import SILENT_S
+from flowspec.validation import expect
 
 SIMULATED, EMULATED, CLUSTER = "simulated", "emulated", "cluster"
 WORLDS = (SIMULATED, EMULATED, CLUSTER)
@@ -37,6 +42,10 @@ PROMPT_FILES = {
 }
 USERS_MAX = limits.CONVERSATIONS_MAX // 2
 """Of a load: beside the answers under way the head remembers those that it is about to forget."""
+ACCEPTANCE_MAX = 0.99
+Acceptance = Annotated[float, Meta(gt=0, le=ACCEPTANCE_MAX)]
+STEP_S_MAX = 3600.0
+TIMES_MAX = 1000.0
 HEAD_MS = 0.5
 """What the head spends on an event, as measured on a laptop."""
 
@@ -67,16 +76,19 @@ class Setup:
         return not self.testbeds or testbed in self.testbeds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class Published(Table, frozen=True, kw_only=True):
     """Published rates of one testbed at one temperature, by setup. `fitted`: the testbed's slowdown was set
     on its reference."""
 
-    testbed: str
-    temperature: float
-    reference: str
-    tokens_per_s: Mapping[str, float]
+    testbed: Text
+    temperature: NotNegative = 0.0
+    reference: Text
+    tokens_per_s: Annotated[Mapping[str, Positive], Meta(min_length=1)]
     fitted: bool = False
+
+    def __post_init__(self) -> None:
+        rates = self.tokens_per_s
+        expect(self.reference in rates, "reference", self.reference, f"one of {', '.join(rates)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,73 +138,76 @@ class Testbed:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeclaredDrafter:
+class DeclaredDrafter(Table, frozen=True, kw_only=True):
     """A synthetic drafter: its `acceptance` by domain, how often its best guess is right."""
 
-    name: str
-    acceptance: tuple[tuple[str, float], ...]
+    name: Text
+    acceptance: Annotated[
+        Mapping[Text, Acceptance],
+        Meta(min_length=1, description="a share for each domain: { code = 0.8, plays = 0.5 }"),
+    ]
 
-    @property
-    def domains(self) -> tuple[str, ...]:
-        return tuple(domain for domain, _ in self.acceptance)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadStep:
+class LoadStep(Table, frozen=True, kw_only=True):
     """A span of a load that changes: so many `users` for so many `seconds`, in which the passes of the `slow`
     drafters take so many times as long, and the `lost` ones are not there."""
 
-    users: int
-    seconds: float
-    slow: tuple[tuple[str, float], ...] = ()
-    lost: tuple[str, ...] = ()
+    users: Annotated[int, Meta(ge=1, le=USERS_MAX)]
+    seconds: Annotated[float, Meta(gt=0, le=STEP_S_MAX)]
+    slow: Mapping[str, Annotated[float, Meta(gt=0, le=TIMES_MAX)]] = msgspec.field(default_factory=dict)
+    lost: Texts = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """An experiment. `limit` is prompts per file (None: all), `repeat` how often each is run (real worlds
-    only).
+class Asked(Table, frozen=True, kw_only=True):
+    """What an experiment has as its file says it. `limit` is prompts per file (None: all), `repeat` how often
+    each is run (real worlds only).
+
+    With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
+    every prompt once). With `nothing_learnt`, heads in virtual time have answered nothing before.
+    """
+
+    world: Annotated[str, among(WORLDS)] = SIMULATED
+    model: Text = BUNDLED
+    limit: Count | None = None
+    temperatures: Annotated[tuple[NotNegative, ...], Meta(min_length=1)] = (0.0,)
+    seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=10**9)], ...], Meta(min_length=1)] = (1,)
+    repeat: Count = 1
+    new_tokens: Count = 96
+    context: Count = 1024
+    published: Annotated[tuple[Published, ...], some_tables("published")] = ()
+    local: Count = 4
+    users: Annotated[tuple[Annotated[int, Meta(ge=1, le=USERS_MAX)], ...], Meta(min_length=1)] = ()
+    answers: Count | None = None
+    nothing_learnt: bool = False
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.model == SYNTHETIC
+
+
+class Bench(Asked, frozen=True, kw_only=True):
+    """An experiment.
 
     A synthetic model's drafter is right with the probability `acceptance`, or as its `profile` says; or there
     are several, as `declared`, whose luck has a `correlation` (`bench.declared`).
 
-    With `users` it is loads that are run, one of each number of users, of so many `answers` together (None:
-    every prompt once); with `steps` one load that changes, in which a drafter that is lost has been silent
-    for `silent_s` when the head hears of it. The cluster world is that of the file `cluster`, or without one
-    `local` daemons of this machine. With `nothing_learnt`, heads in virtual time have answered nothing
-    before.
+    With `steps` it is one load that changes, in which a drafter that is lost has been silent for `silent_s`
+    when the head hears of it. The cluster world is that of the file `cluster`, or without one `local` daemons
+    of this machine.
     """
 
     name: str
-    world: str
     testbeds: tuple[Testbed, ...]
     setups: tuple[Setup, ...]
-    model: str = BUNDLED
     drafters: tuple[str, ...] = (BUNDLED,)
     acceptance: float = 0.0
     profile: Profile | None = None
     declared: tuple[DeclaredDrafter, ...] = ()
     correlation: float = 0.0
     prompts: tuple[str, ...] = (SHIPPED_PROMPTS,)
-    limit: int | None = None
-    temperatures: tuple[float, ...] = (0.0,)
-    seeds: tuple[int, ...] = (1,)
-    repeat: int = 1
-    new_tokens: int = 96
-    context: int = 1024
     cluster: Path | None = None
-    published: tuple[Published, ...] = ()
-    local: int = 4
-    users: tuple[int, ...] = ()
-    answers: int | None = None
     steps: tuple[LoadStep, ...] = ()
     silent_s: float = SILENT_S
-    nothing_learnt: bool = False
-
-    @property
-    def is_synthetic(self) -> bool:
-        return self.model == SYNTHETIC
 
     def drafters_of(self, setup: Setup) -> tuple[str, ...]:
         """The models beside the target that a setup is run with; none for plain decoding."""

@@ -4,10 +4,13 @@ table, key and what was expected."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, cast
+
+from msgspec import Meta, defstruct
 
 from flowspec.bench.config import (
     AUTO,
@@ -17,9 +20,10 @@ from flowspec.bench.config import (
     PROMPT_FILES,
     SHIPPED_PROMPTS,
     SIMULATED,
+    STEP_S_MAX,
     SYNTHETIC,
-    USERS_MAX,
-    WORLDS,
+    Acceptance,
+    Asked,
     Bench,
     DeclaredDrafter,
     DrafterPlacement,
@@ -30,10 +34,8 @@ from flowspec.bench.config import (
     drafters_max,
 )
 from flowspec.bench.guesses import WIDTH_MAX
-from flowspec.bench.profiles import Profile as AcceptanceProfile
 from flowspec.bench.profiles import find_profile as find_acceptance_profile
 from flowspec.core.methods import CHAIN, METHODS, find_method
-from flowspec.core.methods.base import Parameter
 from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.kinds import NONE
@@ -41,11 +43,24 @@ from flowspec.errors import InputError, meant
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import find_shape
-from flowspec.plan.tables import Table, read_toml
+from flowspec.plan.tables import (
+    PRINTABLE,
+    NotNegative,
+    Positive,
+    Share,
+    Table,
+    Text,
+    Texts,
+    among,
+    at,
+    read_toml,
+    some_tables,
+)
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.timeouts import SILENT_S
+from flowspec.validation import NOTHING, Misfit, expect, fit
 
-ACCEPTANCE_MAX = 0.99
+Found = TypeVar("Found")
 
 
 def experiment_folders() -> list[Path]:
@@ -74,268 +89,241 @@ def find_experiment(name: str) -> Path:
     )
 
 
-_KEYS = frozenset(
-    [
-        "name",
-        "world",
-        "testbed",
-        "model",
-        "drafter",
-        "drafters",
-        "acceptance",
-        "profile",
-        "correlation",
-        "method",
-        "methods",
-        "tuned",
-        "published",
-        "prompts",
-        "limit",
-        "temperatures",
-        "seeds",
-        "repeat",
-        "new_tokens",
-        "context",
-        "cluster",
-        "local",
-        "users",
-        "answers",
-        "step",
-        "silent_s",
-        "nothing_learnt",
-    ]
-)
-_OF_SYNTHETIC_ONES = ("acceptance", "profile")
-_OF_REAL_MODELS = ("drafter", "drafters", "prompts")
-"""What a synthetic model has no use for: it draws its prompts, its answers and its guesses by chance."""
+class LinkTable(Table, frozen=True, kw_only=True):
+    """A table that says what a link is."""
+
+    bandwidth_mbps: Positive
+    latency_ms: NotNegative = 0.0
+    jitter_ms: NotNegative = 0.0
+
+    @property
+    def link(self) -> LinkSpec:
+        return LinkSpec(
+            bandwidth_mbps=self.bandwidth_mbps,
+            delay_s=self.latency_ms / 1000,
+            jitter_s=self.jitter_ms / 1000,
+        )
+
+
+class BoardTable(LinkTable, frozen=True, kw_only=True):
+    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without
+    `device` the head's."""
+
+    models: Texts
+    device: Text | None = None
+    shape: Text | None = None
+    precision: Annotated[str, among(PRECISION_BYTES)] | None = None
+    bandwidth_mbps: Positive = 0.0
+    """As the testbed's links."""
+
+    def __post_init__(self) -> None:
+        has_link = self.bandwidth_mbps or self.latency_ms or self.jitter_ms
+        expect(bool(self.device or not has_link), "device", NOTHING, "a board for the link that is described")
+        expect(bool(self.bandwidth_mbps or not has_link), "bandwidth_mbps", NOTHING, "a number above 0")
+
+
+class TestbedTable(LinkTable, frozen=True, kw_only=True):
+    name: Text
+    devices: Texts
+    head: Text | None = None
+    shape: Text
+    drafter_shape: Text | None = None
+    drafters: Annotated[tuple[BoardTable, ...], some_tables("testbed.drafters")] = ()
+    precision: Annotated[str, among(PRECISION_BYTES)] = "float16"
+    slowdown: Positive = 1.0
+    head_slowdown: Positive | None = None
+    head_ms: NotNegative = HEAD_MS
+
+
+NO_COMMAS = PRINTABLE.replace("[^", "[^,", 1)
+"""Of names after --methods, which are parted by them."""
+
+
+class MethodTable(Table, frozen=True, kw_only=True):
+    """A table [[method]]; the method's parameters come on top."""
+
+    name: Annotated[str, Meta(pattern=NO_COMMAS, description="a printable text without commas")]
+    method: Annotated[str, among(METHODS)] | None = None
+    coupled: bool = True
+    published: bool = False
+    testbeds: Texts = ()
+    drafters: Texts | None = None
+    chain: str | list[Text] | None = None
+
+    def __post_init__(self) -> None:
+        if self.chain is not None and self.chain != AUTO:
+            expect(not isinstance(self.chain, str), CHAIN, self.chain, f"{AUTO}, or a list of drafters")
+            expect(self.drafters is None, "drafters", self.drafters, f"none beside a {CHAIN} that names them")
+
+
+class ExperimentFile(Asked, frozen=True, kw_only=True):
+    name: Text | None = None
+    testbed: Annotated[tuple[TestbedTable, ...], some_tables("testbed")] = ()
+    drafter: Text | list[DeclaredDrafter] | None = None
+    drafters: Texts | None = None
+    acceptance: Acceptance | None = None
+    profile: Text | None = None
+    correlation: Share | None = None
+    method: Annotated[tuple[dict[str, Any], ...], some_tables("method")] = ()
+    methods: Annotated[tuple[Annotated[str, among(METHODS)], ...], Meta(min_length=1)] = ()
+    tuned: Text | None = None
+    prompts: Texts | None = None
+    cluster: Text | None = None
+    step: Annotated[tuple[LoadStep, ...], some_tables("step")] = ()
+    silent_s: Annotated[float, Meta(ge=0, le=STEP_S_MAX)] | None = None
+
+    @property
+    def declared(self) -> tuple[DeclaredDrafter, ...]:
+        return tuple(self.drafter) if isinstance(self.drafter, list) else ()
+
+    def __post_init__(self) -> None:
+        for key, why in self._needless().items():
+            expect(getattr(self, key) in (None, ()), key, getattr(self, key), f"nothing {why}")
+        has_guesses = bool(self.declared or self.acceptance or self.profile) or not self.is_synthetic
+        expect(has_guesses, "acceptance", NOTHING, "a number above 0 and at most 0.99")
+        expect(
+            self.world == CLUSTER or self.testbed != (), "testbed", NOTHING, "at least one table [[testbed]]"
+        )
+        has_methods = bool(self.method or self.methods or self.tuned)
+        expect(has_methods, "methods", NOTHING, "a list of methods, or tables [[method]]")
+        names = self.drafters or ()
+        is_set = len(set(names)) == len(names) <= DRAFTERS_MAX and (NONE not in names or names == (NONE,))
+        expect(is_set, "drafters", names, f"up to {DRAFTERS_MAX} models, each once, or {NONE} alone")
+        self._check_declared()
+        self._check_steps()
+
+    def _needless(self) -> dict[str, str]:
+        """Keys that must not be there, and why; a synthetic model draws its prompts, its answers and its
+        guesses by chance."""
+        useless = f"for model {self.model!r}, which has no use for it"
+        found = {} if self.declared else {"correlation": "without tables [[drafter]]"}
+        if not self.is_synthetic:
+            found |= {"acceptance": useless, "profile": useless}
+            found |= {"drafter": "beside `drafters`"} if self.drafters else {}
+        elif self.declared:
+            own = "beside tables [[drafter]], which say their own"
+            found |= {"acceptance": own, "profile": own, "drafters": useless, "prompts": useless}
+        else:
+            found |= {"drafter": useless, "drafters": useless, "prompts": useless}
+            found |= {"acceptance": "beside `profile`"} if self.profile else {}
+        if self.world != SIMULATED:
+            found |= dict.fromkeys(("users", "step"), f"in world {self.world}: loads are run in virtual time")
+        if self.step:
+            beside = "beside tables [[step]], which say how many users there are"
+            return found | {"users": beside, "answers": beside}
+        return found | {"silent_s": "without tables [[step]], in which drafters are lost"}
+
+    def _check_declared(self) -> None:
+        known = [NONE, SYNTHETIC]
+        expect(self.is_synthetic or not self.declared, "drafter", self.drafter, "a printable text")
+        expect(
+            len(self.declared) <= DRAFTERS_MAX, "drafter", self.drafter, f"at most {DRAFTERS_MAX} drafters"
+        )
+        for number, each in enumerate(self.declared):
+            domains = self.declared[0].acceptance
+            if each.name in known:
+                raise Misfit(("drafter", number, "name"), "a name of its own", each.name)
+            if each.acceptance.keys() != domains.keys():
+                told = f"the domains of {self.declared[0].name}: {', '.join(domains)}"
+                raise Misfit(("drafter", number, "acceptance"), told, each.acceptance)
+            known.append(each.name)
+
+    def _check_steps(self) -> None:
+        silent_s = SILENT_S if self.silent_s is None else self.silent_s
+        for number, step in enumerate(self.step):
+            for key, names in (("slow", step.slow), ("lost", step.lost)):
+                if not set(names) <= set(self.all_drafters):
+                    told = f"names among the experiment's drafters {', '.join(self.all_drafters)}"
+                    raise Misfit(("step", number, key), told, names)
+            told = f"less than the {step.seconds:g} s of a step in which a drafter is lost"
+            expect(not step.lost or step.seconds > silent_s, "silent_s", silent_s, told)
+
+    @property
+    def all_drafters(self) -> tuple[str, ...]:
+        """The names of the models beside the target."""
+        if self.is_synthetic:
+            return tuple(each.name for each in self.declared) or (SYNTHETIC,)
+        return self.drafters or (str(self.drafter or BUNDLED),)
+
+
+class TunedFile(Table, frozen=True, kw_only=True):
+    method: Annotated[tuple[dict[str, Any], ...], some_tables("method")]
 
 
 def read_experiment(path: Path) -> Bench:
     """Reads an experiment; raises `InputError` naming file, table, key and what was expected."""
-    table = read_toml(path, "an experiment")
-    table.check(_KEYS)
-    world = table.text("world", SIMULATED, among=WORLDS)
-    model = table.text("model", BUNDLED)
-    is_synthetic = model == SYNTHETIC
-    declared = _declared(table) if is_synthetic and isinstance(table.data.get("drafter"), list) else ()
-    for key in _OF_REAL_MODELS if is_synthetic else _OF_SYNTHETIC_ONES:
-        if key in table.data and not (key == "drafter" and declared):
-            table.wrong(key, f"nothing for model {model!r}, which has no use for it")
-    if "correlation" in table.data and not declared:
-        table.wrong("correlation", "nothing without tables [[drafter]]")
-    drafters = tuple(each.name for each in declared) or ((SYNTHETIC,) if is_synthetic else _drafters(table))
-    testbeds: tuple[Testbed, ...] = ()
-    if "testbed" in table.data or world != CLUSTER:
-        testbeds = tuple(_testbed(each, path, drafters) for each in table.tables("testbed"))
-    _check_once(path, "testbed", [testbed.name for testbed in testbeds])
-    setups = _setups(table, path, testbeds, drafters)
+    file = read_toml(path, ExperimentFile, "an experiment")
+    drafters, profile = file.all_drafters, None
+    with at(path):
+        testbeds = [_testbed(number, each, path, drafters) for number, each in enumerate(file.testbed, 1)]
+        names = [testbed.name for testbed in testbeds]
+        check_once("testbed", names)
+        setups = [Setup(name=name, method=name) for name in file.methods]
+        setups += _setups(file.method, drafters, names)
+        if file.profile is not None:
+            profile = _found("profile", find_acceptance_profile, file.profile, path)
+    if file.tuned is not None:
+        setups += read_setups(path.parent / file.tuned)
+    with at(path):
+        _check_names(setups)
+        _check_published(file.published, names, [setup.name for setup in setups])
+    prompts = [_beside(path, name) for name in file.prompts or (SHIPPED_PROMPTS,)]
+    changed = {
+        "temperatures": tuple(dict.fromkeys(file.temperatures)),
+        "seeds": tuple(dict.fromkeys(file.seeds)),
+        "users": tuple(sorted(set(file.users))),
+    }
     return Bench(
-        name=table.text("name", path.stem),
-        world=world,
-        testbeds=testbeds,
-        setups=setups,
-        model=model,
+        **{name: getattr(file, name) for name in Asked.__struct_fields__} | changed,
+        name=file.name or path.stem,
+        testbeds=tuple(testbeds),
+        setups=tuple(setups),
         drafters=drafters,
-        acceptance=table.number("acceptance", most=ACCEPTANCE_MAX)
-        if is_synthetic and "profile" not in table.data and not declared
-        else 0.0,
-        declared=declared,
-        correlation=table.number("correlation", 0.0, least=0.0, most=1.0),
-        profile=_acceptance_profile(table, path) if "profile" in table.data else None,
-        prompts=tuple(
-            dict.fromkeys(_beside(path, name) for name in table.texts("prompts", [SHIPPED_PROMPTS]))
-        ),
-        limit=table.whole("limit") if "limit" in table.data else None,
-        temperatures=tuple(dict.fromkeys(table.numbers("temperatures", [0.0]))),
-        seeds=_seeds(table),
-        repeat=table.whole("repeat", 1),
-        new_tokens=table.whole("new_tokens", 96),
-        context=table.whole("context", 1024),
-        cluster=Path(_beside(path, table.text("cluster"))) if "cluster" in table.data else None,
-        local=table.whole("local", 4),
-        users=_users(table, world) if "users" in table.data else (),
-        answers=table.whole("answers") if "answers" in table.data else None,
-        steps=_steps(table, world, drafters) if "step" in table.data else (),
-        silent_s=_silent_s(table),
-        nothing_learnt=table.flag("nothing_learnt", False),
-        published=tuple(_published(each, testbeds, setups) for each in table.tables("published"))
-        if "published" in table.data
-        else (),
+        acceptance=file.acceptance or 0.0,
+        profile=profile,
+        declared=file.declared,
+        correlation=file.correlation or 0.0,
+        prompts=tuple(dict.fromkeys(prompts)),
+        cluster=None if file.cluster is None else path.parent / file.cluster,
+        steps=file.step,
+        silent_s=SILENT_S if file.silent_s is None else file.silent_s,
     )
 
 
-def _declared(table: Table) -> tuple[DeclaredDrafter, ...]:
-    """Tables [[drafter]] of a synthetic model: a name, and its acceptance in each domain."""
-    for key in _OF_SYNTHETIC_ONES:
-        if key in table.data:
-            table.wrong(key, "nothing beside tables [[drafter]], which say their own")
-    found: list[DeclaredDrafter] = []
-    for each in table.tables("drafter"):
-        each.check({"name", "acceptance"})
-        name = each.text("name")
-        if name in (NONE, SYNTHETIC, *(other.name for other in found)):
-            each.wrong("name", "a name of its own")
-        shares = each.table("acceptance")
-        if not shares.data or not all(domain.isprintable() for domain in shares.data):
-            each.wrong("acceptance", "a share for each domain: { code = 0.8, plays = 0.5 }")
-        one = DeclaredDrafter(
-            name=name,
-            acceptance=tuple((domain, shares.number(domain, most=ACCEPTANCE_MAX)) for domain in shares.data),
-        )
-        if found and set(one.domains) != set(found[0].domains):
-            each.wrong("acceptance", f"the domains of {found[0].name}: {', '.join(found[0].domains)}")
-        found.append(one)
-    if len(found) > DRAFTERS_MAX:
-        table.wrong("drafter", f"at most {DRAFTERS_MAX} drafters")
-    return tuple(found)
-
-
-def _acceptance_profile(table: Table, experiment: Path) -> AcceptanceProfile:
-    if "acceptance" in table.data:
-        table.wrong("acceptance", "either `acceptance` or `profile`")
-    name = table.text("profile")
-    return table.found(
-        "profile",
-        lambda: find_acceptance_profile(_beside(experiment, name) if name.endswith(".toml") else name),
-    )
-
-
-def _seeds(table: Table) -> tuple[int, ...]:
-    seeds = table.numbers("seeds", [1])
-    if any(seed != int(seed) for seed in seeds):
-        table.wrong("seeds", "a list of whole numbers from 0")
-    return tuple(dict.fromkeys(int(seed) for seed in seeds))
-
-
-def _users(table: Table, world: str) -> tuple[int, ...]:
-    users = table.numbers("users")
-    if any(count != int(count) or not 1 <= count <= USERS_MAX for count in users):
-        table.wrong("users", f"a list of whole numbers from 1 to {USERS_MAX}")
-    if world != SIMULATED:
-        table.wrong("users", f"nothing in world {world}: loads are run in virtual time")
-    return tuple(sorted({int(count) for count in users}))
-
-
-STEP_S_MAX = 3600.0
-TIMES_MAX = 1000.0
-
-
-def _silent_s(table: Table) -> float:
-    if "silent_s" in table.data and "step" not in table.data:
-        table.wrong("silent_s", "nothing without tables [[step]], in which drafters are lost")
-    return table.number("silent_s", SILENT_S, least=0.0, most=STEP_S_MAX)
-
-
-def _steps(table: Table, world: str, drafters: Sequence[str]) -> tuple[LoadStep, ...]:
-    """Tables [[step]]: users, for how long, and which drafters are slow or lost meanwhile."""
-    for key in ("users", "answers"):
-        if key in table.data:
-            table.wrong(key, "nothing beside tables [[step]], which say how many users there are")
-    if world != SIMULATED:
-        table.wrong("step", f"nothing in world {world}: loads are run in virtual time")
-    found = tuple(_step(each, drafters) for each in table.tables("step"))
-    silent_s = _silent_s(table)
-    for step in found:
-        if step.lost and step.seconds <= silent_s:
-            table.wrong(
-                "silent_s",
-                f"less than the {step.seconds:g} s of a step in which a drafter is lost ({silent_s:g} s)",
-            )
-    return found
-
-
-def _step(table: Table, drafters: Sequence[str]) -> LoadStep:
-    table.check({"users", "seconds", "slow", "lost"})
-    slow = table.table("slow", needed=False)
-    lost = tuple(table.texts("lost")) if "lost" in table.data else ()
-    for key, names in (("slow", tuple(slow.data)), ("lost", lost)):
-        if not set(names) <= set(drafters):
-            table.wrong(key, f"names among the experiment's drafters {', '.join(drafters)}")
-    return LoadStep(
-        users=table.whole("users", most=USERS_MAX),
-        seconds=table.number("seconds", most=STEP_S_MAX),
-        slow=tuple((name, slow.number(name, most=TIMES_MAX)) for name in slow.data),
-        lost=tuple(dict.fromkeys(lost)),
-    )
-
-
-def _drafters(table: Table) -> tuple[str, ...]:
-    if "drafters" not in table.data:
-        return (table.text("drafter", BUNDLED),)
-    if "drafter" in table.data:
-        table.wrong("drafter", "either `drafter` or `drafters`")
-    found = tuple(table.texts("drafters"))
-    if len(set(found)) < len(found) or (NONE in found and len(found) > 1) or len(found) > DRAFTERS_MAX:
-        table.wrong("drafters", f"up to {DRAFTERS_MAX} models, each once, or {NONE} alone")
-    return found
-
-
-def _setups(
-    table: Table, path: Path, testbeds: Sequence[Testbed], drafters: Sequence[str]
-) -> tuple[Setup, ...]:
-    """Those of `methods`, of tables [[method]], and of the tuned file, in this order."""
-    named = (
-        [Setup(name=name, method=name) for name in table.texts("methods")] if "methods" in table.data else []
-    )
-    for setup in named:
-        if setup.method not in METHODS:
-            table.wrong("methods", f"names among {', '.join(METHODS)}")
-    tables = table.tables("method") if "method" in table.data else []
-    own = [_setup(each, drafters) for each in tables]
-    known = [testbed.name for testbed in testbeds]
-    for each, setup in zip(tables, own, strict=True):
-        if not set(setup.testbeds) <= set(known):
-            each.wrong("testbeds", f"names among {'; '.join(known)}")
-    both = (
-        *named,
-        *own,
-        *(read_setups(Path(_beside(path, table.text("tuned")))) if "tuned" in table.data else ()),
-    )
-    if not both:
-        table.wrong("methods", "a list of methods, or tables [[method]]")
-    _check_names(path, both)
-    return both
+def _found(key: str, find: Callable[[str], Found], name: str, experiment: Path) -> Found:
+    """What a name at a key stands for: that of a file beside the experiment, or of something shipped."""
+    with at(key):
+        return find(str(experiment.parent / name) if name.endswith(".toml") else name)
 
 
 def read_setups(path: Path) -> tuple[Setup, ...]:
-    table = read_toml(path, "tuned methods")
-    table.check({"method"})
-    found = tuple(_setup(each) for each in table.tables("method"))
-    _check_names(path, found)
-    return found
+    tables = read_toml(path, TunedFile, "tuned methods").method
+    with at(path):
+        found = _setups(tables)
+        _check_names(found)
+    return tuple(found)
 
 
-def _check_once(path: Path, key: str, names: Sequence[str]) -> None:
+def check_once(key: str, names: Sequence[str]) -> None:
     for name in names:
-        if names.count(name) > 1:
-            raise InputError(f"{path}: {key}: expected each name once, got {name!r:.80} twice")
+        expect(names.count(name) == 1, key, name, "each name once")
 
 
-def _check_names(path: Path, setups: Sequence[Setup]) -> None:
+def _check_names(setups: Sequence[Setup]) -> None:
     """A name may come twice, with other parameters, as long as the testbeds differ."""
-    for at, setup in enumerate(setups):
-        for other in setups[:at]:
-            if other.name == setup.name and (
-                not set(other.testbeds).isdisjoint(setup.testbeds) or not (other.testbeds and setup.testbeds)
-            ):
-                raise InputError(
-                    f"{path}: method: expected each name once on a testbed, got {setup.name!r:.80} twice"
-                )
+    for number, setup in enumerate(setups):
+        for other in setups[:number]:
+            is_apart = other.testbeds and setup.testbeds and set(other.testbeds).isdisjoint(setup.testbeds)
+            told = "each name once on a testbed"
+            expect(bool(other.name != setup.name or is_apart), "method", setup.name, told)
 
 
-def _published(table: Table, testbeds: Sequence[Testbed], setups: Sequence[Setup]) -> Published:
-    table.check({"testbed", "temperature", "reference", "tokens_per_s", "fitted"})
-    rates = table.table("tokens_per_s")
-    names = {setup.name: None for setup in setups}
-    if not rates.data or not rates.data.keys() <= names.keys():
-        table.wrong("tokens_per_s", f"rates of at least one of the methods {'; '.join(names)}")
-    return Published(
-        testbed=table.text("testbed", among=[testbed.name for testbed in testbeds]),
-        temperature=table.number("temperature", 0.0, least=0.0),
-        reference=table.text("reference", among=rates.data),
-        tokens_per_s={name: rates.number(name) for name in rates.data},
-        fitted=table.flag("fitted", False),
-    )
+def _check_published(tables: Sequence[Published], testbeds: Sequence[str], setups: Sequence[str]) -> None:
+    for number, each in enumerate(tables, 1):
+        with at(f"published {number}"):
+            expect(each.testbed in testbeds, "testbed", each.testbed, f"one of {', '.join(testbeds)}")
+            told = f"rates of at least one of the methods {'; '.join(dict.fromkeys(setups))}"
+            expect(each.tokens_per_s.keys() <= set(setups), "tokens_per_s", each.tokens_per_s, told)
 
 
 def _beside(experiment: Path, name: str) -> str:
@@ -343,107 +331,101 @@ def _beside(experiment: Path, name: str) -> str:
     return name if name in PROMPT_FILES else str(experiment.parent / name)
 
 
-def _testbed(table: Table, experiment: Path, drafters: Sequence[str]) -> Testbed:
-    table.check(
-        {
-            "drafters",
-            "name",
-            "devices",
-            "head",
-            "bandwidth_mbps",
-            "latency_ms",
-            "jitter_ms",
-            "shape",
-            "drafter_shape",
-            "precision",
-            "slowdown",
-            "head_slowdown",
-            "head_ms",
-        }
-    )
-    devices = counted_profiles(table, "devices", experiment)
-    shape = table.found("shape", lambda: find_shape(table.text("shape")))
-    found = Testbed(
-        name=table.text("name"),
-        devices=devices,
-        head=_profile(table, "head", table.text("head"), experiment) if "head" in table.data else devices[0],
-        link=link_of(table),
-        shape=shape,
-        drafter_shape=table.found(
-            "drafter_shape", lambda: find_shape(table.text("drafter_shape", f"eagle-{shape.name}"))
-        ),
-        precision=table.text("precision", "float16", among=PRECISION_BYTES),
-        slowdown=table.number("slowdown", 1.0),
-        head_slowdown=table.number("head_slowdown", table.number("slowdown", 1.0)),
-        head_s=table.number("head_ms", HEAD_MS, least=0.0) / 1000,
-    )
-    if "drafters" in table.data:
-        found = replace(
-            found,
-            boards=tuple(_board(each, experiment, found, drafters) for each in table.tables("drafters")),
+def _testbed(number: int, table: TestbedTable, experiment: Path, drafters: Sequence[str]) -> Testbed:
+    with at(f"testbed {number}"):
+        devices = counted_profiles(table.devices, experiment)
+        shape = _found("shape", find_shape, table.shape, experiment)
+        usual = f"eagle-{shape.name}"
+        found = Testbed(
+            name=table.name,
+            devices=devices,
+            head=devices[0] if table.head is None else _found("head", find_profile, table.head, experiment),
+            link=table.link,
+            shape=shape,
+            drafter_shape=_found("drafter_shape", find_shape, table.drafter_shape or usual, experiment),
+            precision=table.precision,
+            slowdown=table.slowdown,
+            head_slowdown=table.head_slowdown or table.slowdown,
+            head_s=table.head_ms / 1000,
         )
-        _check_once(
-            experiment, "testbed: drafters: models", [name for board in found.boards for name in board.models]
-        )
-    table.found("devices", lambda: found.layers)
-    table.found("precision", lambda: [device.rates(found.precision) for device in (*devices, found.head)])
+        boards = []
+        for place, each in enumerate(table.drafters, 1):
+            with at(f"drafters {place}"):
+                boards.append(_board(each, experiment, found, drafters))
+        found = replace(found, boards=tuple(boards))
+        with at("devices"):
+            assert found.layers
+        with at("precision"):
+            for device in (*devices, found.head):
+                device.rates(found.precision)
+        with at("drafters"):
+            check_once("models", [name for board in found.boards for name in board.models])
     return found
 
 
-def link_of(table: Table) -> LinkSpec:
-    return LinkSpec(
-        bandwidth_mbps=table.number("bandwidth_mbps"),
-        delay_s=table.number("latency_ms", 0.0, least=0.0) / 1000,
-        jitter_s=table.number("jitter_ms", 0.0, least=0.0) / 1000,
-    )
-
-
-_LINK_KEYS = ("bandwidth_mbps", "latency_ms", "jitter_ms")
-
-
-def _board(table: Table, experiment: Path, testbed: Testbed, drafters: Sequence[str]) -> DrafterPlacement:
-    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without
-    `device` the head's."""
-    table.check({"models", "device", "shape", "precision", *_LINK_KEYS})
-    models = tuple(table.texts("models"))
-    if not set(models) <= set(drafters):
-        table.wrong("models", f"names among the experiment's drafters {', '.join(drafters)}")
-    has_link = any(key in table.data for key in _LINK_KEYS)
-    if has_link and "device" not in table.data:
-        table.wrong("device", "a board for the link that is described")
-    device = _profile(table, "device", table.text("device"), experiment) if "device" in table.data else None
+def _board(
+    table: BoardTable, experiment: Path, testbed: Testbed, drafters: Sequence[str]
+) -> DrafterPlacement:
+    told = f"names among the experiment's drafters {', '.join(drafters)}"
+    expect(set(table.models) <= set(drafters), "models", table.models, told)
+    device = None if table.device is None else _found("device", find_profile, table.device, experiment)
     assert testbed.drafter_shape is not None, "an experiment's testbed times its drafter"
-    usual = testbed.drafter_shape.name
     found = DrafterPlacement(
-        models=models,
-        shape=table.found("shape", lambda: find_shape(table.text("shape", usual))),
-        precision=table.text("precision", testbed.precision, among=PRECISION_BYTES),
+        models=table.models,
+        shape=_found("shape", find_shape, table.shape or testbed.drafter_shape.name, experiment),
+        precision=table.precision or testbed.precision,
         device=device,
-        link=None if device is None else link_of(table) if has_link else testbed.link,
+        link=None if device is None else table.link if table.bandwidth_mbps else testbed.link,
     )
-    table.found("precision", lambda: (device or testbed.head).rates(found.precision))
+    with at("precision"):
+        (device or testbed.head).rates(found.precision)
     return found
 
 
-def counted_profiles(table: Table, key: str, experiment: Path) -> tuple[DeviceProfile, ...]:
+def counted_profiles(texts: Sequence[str], experiment: Path) -> tuple[DeviceProfile, ...]:
     """Of `raspberry-pi-5` or `8 x raspberry-pi-5` in a list, one for each device."""
-    counted = [(_profile(table, key, name, experiment), count) for name, count in _counted(table, key)]
-    return tuple(device for device, count in counted for _ in range(count))
-
-
-def _counted(table: Table, key: str) -> list[tuple[str, int]]:
-    found = []
-    for text in table.texts(key):
+    found: list[DeviceProfile] = []
+    for text in texts:
         count, times, name = text.partition(" x ")
-        if times and not (count.isdecimal() and 1 <= int(count) <= STAGES_MAX):
-            table.wrong(key, 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
-        found.append((name, int(count)) if times else (text, 1))
+        is_right = not times or (count.isdecimal() and 1 <= int(count) <= STAGES_MAX)
+        expect(is_right, "devices", text, 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
+        found += [_found("devices", find_profile, name or text, experiment)] * int(count if times else 1)
+    return tuple(found)
+
+
+def _setups(
+    tables: Sequence[dict[str, Any]], drafters: Sequence[str] = (), testbeds: Sequence[str] | None = None
+) -> list[Setup]:
+    """`drafters` and `testbeds` are the experiment's, of which a setup may choose some; a file of tuned ones
+    has no drafters to choose from, and any testbeds."""
+    found = []
+    for number, table in enumerate(tables, 1):
+        with at(f"method {number}"):
+            setup = _setup(table, drafters)
+            told = f"names among {'; '.join(testbeds or ())}"
+            expect(testbeds is None or set(setup.testbeds) <= set(testbeds), "testbeds", setup.testbeds, told)
+            found.append(setup)
     return found
 
 
-def _profile(table: Table, key: str, name: str, experiment: Path) -> DeviceProfile:
-    return table.found(
-        key, lambda: find_profile(_beside(experiment, name) if name.endswith(".toml") else name)
+def _setup(data: dict[str, Any], drafters: Sequence[str]) -> Setup:
+    name = data.get("method", data.get("name", NOTHING))
+    expect(name in METHODS, "method", name, f"one of {', '.join(METHODS)}")
+    method = find_method(name)
+    table = fit(data, _table_of(name))
+    options = {each.name: getattr(table, each.name) for each in method.parameters if each.name in data}
+    chosen = _chosen(table, name, drafters)
+    if table.chain is not None and method.takes_chain:
+        options[CHAIN] = None if table.chain == AUTO else tuple(range(len(chosen or ())))
+    return Setup(
+        name=table.name,
+        method=name,
+        options=options,
+        coupled=table.coupled,
+        published=table.published,
+        drafters=chosen,
+        chain="" if table.chain is None else AUTO if table.chain == AUTO else FIXED,
+        testbeds=table.testbeds,
     )
 
 
@@ -451,66 +433,30 @@ _MOST = {"width": WIDTH_MAX}
 """Where what is kept of a drafter's answers bounds a method's parameter."""
 
 
-def _setup(table: Table, drafters: Sequence[str] = ()) -> Setup:
-    """`drafters` are the experiment's, of which a setup may choose some; a file of tuned ones has none to
-    choose from."""
-    name = table.text("method", table.data.get("name"), among=METHODS)
-    method = find_method(name)
-    table.check(
-        {
-            "name",
-            "method",
-            "coupled",
-            "published",
-            "testbeds",
-            "drafters",
-            CHAIN,
-            *(each.name for each in method.parameters),
-        }
-    )
-    options = {each.name: _option(table, each) for each in method.parameters if each.name in table.data}
-    chosen = _chosen(table, name, drafters)
-    if CHAIN in table.data and method.takes_chain:
-        options[CHAIN] = None if table.data[CHAIN] == AUTO else tuple(range(len(chosen or ())))
-    called = table.text("name")
-    if "," in called:
-        table.wrong("name", "one without commas, which part names after --methods")
-    return Setup(
-        name=called,
-        method=name,
-        options=options,
-        coupled=table.flag("coupled", True),
-        published=table.flag("published", False),
-        drafters=chosen,
-        chain="" if CHAIN not in table.data else AUTO if table.data[CHAIN] == AUTO else FIXED,
-        testbeds=tuple(table.texts("testbeds")) if "testbeds" in table.data else (),
-    )
+@cache
+def _table_of(method: str) -> type[MethodTable]:
+    """The type of a method's tables."""
+    fields = []
+    for each in find_method(method).parameters:
+        most = _MOST.get(each.name, each.most)
+        bounds = {int: Meta(ge=1, le=int(most)), float: Meta(ge=0, le=most)}
+        kind = Annotated[each.kind, bounds[each.kind]] if each.kind in bounds else each.kind
+        fields.append((each.name, kind, None))
+    bases = (MethodTable,)
+    found = defstruct(method, fields, bases=bases, frozen=True, kw_only=True, forbid_unknown_fields=True)
+    return cast(type[MethodTable], found)
 
 
-def _option(table: Table, parameter: Parameter) -> Any:
-    name = parameter.name
-    if parameter.kind is bool:
-        return table.flag(name, True)
-    if parameter.kind is float:
-        return table.number(name, least=0.0, most=parameter.most)
-    return table.whole(name, most=_MOST.get(name, int(parameter.most)))
-
-
-def _chosen(table: Table, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:
+def _chosen(table: MethodTable, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:
     """The drafters that a setup names: those of `drafters`, or of a `chain`, which may be empty, or `auto`
     for a choice among all of them."""
-    key = "drafters"
-    if CHAIN in table.data and table.data[CHAIN] != AUTO:
-        if key in table.data:
-            table.wrong(key, f"none beside a {CHAIN} that names them")
-        key = CHAIN
-    if key not in table.data:
-        return tuple(drafters) if CHAIN in table.data else None
-    found = () if key == CHAIN and table.data[key] == [] else tuple(table.texts(key))
+    key, names = ("drafters", table.drafters) if table.chain in (None, AUTO) else (CHAIN, table.chain)
+    if names is None:
+        return None if table.chain is None else tuple(drafters)
     most = drafters_max(method)
-    if not set(found) <= set(drafters) or len(set(found)) < len(found) or len(found) > most:
-        table.wrong(key, f"at most {most} of the experiment's drafters {', '.join(drafters)}, each once")
-    return found
+    told = f"at most {most} of the experiment's drafters {', '.join(drafters)}, each once"
+    expect(set(names) <= set(drafters) and len(set(names)) == len(names) <= most, key, names, told)
+    return tuple(names)
 
 
 def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, ...]:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from flowspec.errors import InputError
 
 EXPERIMENT = "experiment.json"
@@ -43,7 +45,7 @@ def first_difference(known: Any, new: Any, where: str = "") -> str | None:
 
 
 def open_folder(
-    experiment: Described,
+    experiment: object,
     out: Path,
     command: str,
     *,
@@ -59,7 +61,7 @@ def open_folder(
     not so in the new one, None if it may be gone on with; `lists` are the keys that it looks for lists at.
     The new one is written down with the `command` that began it, unless the known one `stays`.
     """
-    new = json.loads(json.dumps(experiment, default=str))
+    new = json.loads(json.dumps(msgspec.to_builtins(experiment, enc_hook=str)))
     path = out / EXPERIMENT
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -17,14 +17,24 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, field, structs, to_builtins
 
 from flowspec.errors import InputError, meant
-from flowspec.plan.tables import Table, read_toml, toml_text
+from flowspec.plan.tables import (
+    NotNegative,
+    Share,
+    Table,
+    Text,
+    among,
+    read_toml,
+    some_tables,
+    toml_text,
+)
+from flowspec.validation import NOTHING, Misfit, expect
 
 MEASURED, PUBLISHED, RECONSTRUCTED = "measured", "published", "reconstructed"
 BASES = (MEASURED, PUBLISHED, RECONSTRUCTED)
@@ -41,15 +51,18 @@ LEAST, MOST = 0.001, 0.999
 """Shares that a Beta distribution can have as its mean here."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class Shares(Table, frozen=True, kw_only=True):
     """Of one domain at one temperature: `shares[d - 1][i]` of the tokens at distance d are among the best
     `within[i]`, of `tokens[d - 1]` that were looked at (none told: not known)."""
 
-    domain: str
-    temperature: float
-    shares: tuple[tuple[float, ...], ...]
-    tokens: tuple[int, ...] = ()
+    domain: Text = field(name="name")
+    temperature: NotNegative
+    shares: Annotated[tuple[tuple[Share, ...], ...], Meta(min_length=1)]
+    tokens: Annotated[tuple[Annotated[int, Meta(ge=0, le=10**9)], ...], Meta(min_length=1)] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.shares)
+        expect(len(self.tokens) in (0, count), "tokens", self.tokens, f"{count} numbers, one a distance")
 
     @property
     def first(self) -> float:
@@ -57,19 +70,37 @@ class Shares:
         return self.shares[0][0]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class ProfileFile(Table, frozen=True, kw_only=True):
     """A drafter's; `depths` are the shares of the target's layers before the states that it reads, `files`
     the SHA-256 of those that were measured."""
 
-    name: str
-    basis: str
-    source: str
-    reads: str
-    depths: tuple[float, ...]
-    within: tuple[int, ...]
-    shares: tuple[Shares, ...]
-    files: Mapping[str, str] = field(default_factory=dict)
+    basis: Annotated[str, among(BASES)]
+    source: Text
+    reads: Annotated[str, among(READS)]
+    depths: Annotated[tuple[Share, ...], Meta(min_length=1)] = ()
+    within: Annotated[tuple[int, ...], Meta(min_length=1)]
+    shares: Annotated[tuple[Shares, ...], some_tables("domain")] = field(name="domain")
+    files: Mapping[Text, Text] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        within, is_text = self.within, self.reads == TEXT
+        grows = within[0] == 1 and list(within) == sorted(set(within))
+        expect(grows, "within", within, "whole numbers from 1 on that grow")
+        told = f"shares of the target's layers up to 1, and none where it reads {TEXT}"
+        expect(bool(self.depths) != is_text, "depths", self.depths or NOTHING, told)
+        places = []
+        for number, each in enumerate(self.shares):
+            told = f"for each distance from 1 on a list of {len(within)} shares from 0 to 1 that do not fall"
+            if any(len(row) != len(within) or list(row) != sorted(row) for row in each.shares):
+                raise Misfit(("domain", number, "shares"), told, each.shares)
+            if is_text and len(each.shares) > 1:
+                raise Misfit(
+                    ("domain", number, "shares"), f"one distance, where it reads {TEXT}", each.shares
+                )
+            if (place := (each.domain, each.temperature)) in places:
+                raise Misfit(("domain", number), "each once at a temperature", place)
+            places.append(place)
+        expect(bool(self.temperatures), "domain", NOTHING, "one temperature at which all domains are told")
 
     @property
     def domains(self) -> tuple[str, ...]:
@@ -89,25 +120,21 @@ class Profile:
     def _by_place(self) -> dict[tuple[str, float], Shares]:
         return {(each.domain, each.temperature): each for each in self.shares}
 
+    @property
+    def distances(self) -> int:
+        return max(len(each.shares) for each in self.shares)
+
+
+class Profile(ProfileFile, frozen=True, kw_only=True):
+    """A drafter's under a name."""
+
+    name: str
+
     def described(self) -> dict[str, Any]:
         """For programs."""
-        return {
-            "basis": self.basis,
-            "source": self.source,
-            "reads": self.reads,
-            "depths": list(self.depths),
-            "within": list(self.within),
-            "files": dict(self.files),
-            "domains": [
-                {
-                    "domain": each.domain,
-                    "temperature": each.temperature,
-                    "tokens": list(each.tokens),
-                    "shares": [list(some) for some in each.shares],
-                }
-                for each in self.shares
-            ],
-        }
+        found = to_builtins(structs.asdict(self))
+        domains = [to_builtins(structs.asdict(each)) for each in self.shares]
+        return {name: found[name] for name in found if name not in ("name", "shares")} | {"domains": domains}
 
     def table(self) -> str:
         """For people: a line a domain, with first guesses at some distances, and all ranks at distance 1."""
@@ -124,10 +151,6 @@ class Profile:
             count = each.tokens[0] if each.tokens else "?"
             lines.append(f"| {each.domain} | {each.temperature:g} | {count} | {ahead} | {ranks} |")
         return "\n".join(lines)
-
-    @property
-    def distances(self) -> int:
-        return max(len(each.shares) for each in self.shares)
 
 
 def beta_of(shares: Sequence[float], within: Sequence[int]) -> tuple[float, float]:
@@ -178,65 +201,7 @@ def find_profile(name: str) -> Profile:
 
 def read_profile(path: Path) -> Profile:
     """Raises `InputError` naming file, key and what was expected."""
-    table = read_toml(path, "a profile of acceptance")
-    table.check({"basis", "source", "reads", "depths", "within", "files", "domain"})
-    within = tuple(int(each) for each in table.numbers("within"))
-    if within[0] != 1 or list(within) != sorted(set(within)) or list(within) != table.data["within"]:
-        table.wrong("within", "whole numbers from 1 on that grow")
-    reads = table.text("reads", among=READS)
-    depths = tuple(table.numbers("depths")) if "depths" in table.data else ()
-    if bool(depths) != (reads != TEXT) or any(each > 1 for each in depths):
-        table.wrong("depths", f"shares of the target's layers up to 1, and none where it reads {TEXT}")
-    files = table.table("files", needed=False)
-    found = Profile(
-        name=path.stem,
-        basis=table.text("basis", among=BASES),
-        source=table.text("source"),
-        reads=reads,
-        depths=depths,
-        within=within,
-        files={name: files.text(name) for name in files.data},
-        shares=tuple(_shares(each, len(within), reads) for each in table.tables("domain")),
-    )
-    places = [(each.domain, each.temperature) for each in found.shares]
-    for place in places:
-        if places.count(place) > 1:
-            raise InputError(
-                f"{path}: domain: expected each once at a temperature, got {place[0]!r:.80} twice at "
-                f"{place[1]:g}"
-            )
-    if not found.temperatures:
-        raise InputError(f"{path}: domain: expected one temperature at which all domains are told, got none")
-    return found
-
-
-def _shares(table: Table, count: int, reads: str) -> Shares:
-    table.check({"name", "temperature", "tokens", "shares"})
-    rows = table.data.get("shares")
-    if not isinstance(rows, list) or not rows or not all(_is_row(row, count) for row in rows):
-        table.wrong(
-            "shares", f"for each distance from 1 on a list of {count} shares from 0 to 1 that do not fall"
-        )
-    if reads == TEXT and len(rows) > 1:
-        table.wrong("shares", f"one distance, where it reads {TEXT}")
-    tokens = tuple(int(each) for each in table.numbers("tokens")) if "tokens" in table.data else ()
-    if tokens and len(tokens) != len(rows):
-        table.wrong("tokens", f"{len(rows)} numbers, one a distance")
-    return Shares(
-        domain=table.text("name"),
-        temperature=table.number("temperature", least=0.0),
-        shares=tuple(tuple(float(share) for share in row) for row in rows),
-        tokens=tokens,
-    )
-
-
-def _is_row(row: Any, count: int) -> bool:
-    return (
-        isinstance(row, list)
-        and len(row) == count
-        and all(type(each) in (int, float) and 0 <= each <= 1 for each in row)
-        and row == sorted(row)
-    )
+    return Profile(name=path.stem, **structs.asdict(read_toml(path, ProfileFile, "a profile of acceptance")))
 
 
 def profile_text(profile: Profile) -> str:

@@ -5,49 +5,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import Annotated
 
-from flowspec.bench.experiments import ACCEPTANCE_MAX, counted_profiles, link_of
+from msgspec import Meta, field, structs
+
+from flowspec.bench.config import Acceptance
+from flowspec.bench.experiments import LinkTable, check_once, counted_profiles
 from flowspec.core.protocol.precision import OF_ANY_MODEL
 from flowspec.draft.kinds import sketched
 from flowspec.draft.kinds.eagle import SKETCH
-from flowspec.errors import InputError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape, find_shape
 from flowspec.plan.sites import Network, PlanRequest, site
-from flowspec.plan.tables import Table, read_toml
-from flowspec.plan.timing import LinkSpec
+from flowspec.plan.tables import Count, Positive, Table, Text, Texts, among, at, read_toml, some_tables
+from flowspec.validation import Misfit, expect
 
 FLAG = "rivals"
 """The key that tells such an experiment from others."""
 ANSWERS_MAX = 1000
-_KEYS = {
-    "name",
-    FLAG,
-    "models",
-    "precision",
-    "context",
-    "typical_context",
-    "prompt",
-    "new_tokens",
-    "answers",
-    "acceptances",
-    "published",
-    "network",
-    "testbed",
-    "figure",
-}
+Acceptances = Annotated[tuple[Acceptance, ...], Meta(min_length=1)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RivalNetwork:
+class RivalNetwork(LinkTable, frozen=True, kw_only=True):
     """Links that are all alike, and the shares of right guesses that are tried over them."""
 
-    name: str
-    link: LinkSpec
-    acceptances: tuple[float, ...]
+    name: Text
+    acceptances: Acceptances = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,33 +41,60 @@ class Boards:
     devices: tuple[DeviceProfile, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
+class BoardsTable(Table, frozen=True, kw_only=True):
+    name: Text
+    devices: Texts
+
+
+class Figure(Table, frozen=True, kw_only=True):
     """What others measured on such boards, for people: `what` says how, and where it is from."""
 
     testbed: str
     model: str
-    tokens_per_s: float
-    what: str
+    tokens_per_s: Positive
+    what: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RivalExperiment:
-    """`published` is the acceptance of the drafters that others published, among those that are tried. Each
-    rate is of `answers` answers of `new_tokens` tokens."""
+class AskedOfRivals(Table, frozen=True, kw_only=True):
+    """What such an experiment has as its file says it. `published` is the acceptance of the drafters that
+    others published, among those that are tried. Each rate is of `answers` answers of `new_tokens` tokens."""
 
+    precision: Annotated[str, among(OF_ANY_MODEL)]
+    context: Count = 2048
+    typical_context: Count = 512
+    prompt: Count = 512
+    new_tokens: Count = 48
+    answers: Annotated[int, Meta(ge=1, le=ANSWERS_MAX)] = 1
+    published: Acceptance
+    networks: Annotated[tuple[RivalNetwork, ...], some_tables("network")] = field(name="network")
+    figures: Annotated[tuple[Figure, ...], some_tables("figure")] = field(name="figure", default=())
+
+
+class RivalFile(AskedOfRivals, frozen=True, kw_only=True):
+    rivals: bool
+    name: Text | None = None
+    models: Texts
+    acceptances: Acceptances
+    testbed: Annotated[tuple[BoardsTable, ...], some_tables("testbed")]
+
+    def __post_init__(self) -> None:
+        expect(self.rivals, FLAG, self.rivals, "true")
+        check_once("network", [each.name for each in self.networks])
+        check_once("testbed", [each.name for each in self.testbed])
+        tried = [each.acceptances or self.acceptances for each in self.networks]
+        told = "one of the acceptances of each network"
+        expect(all(self.published in each for each in tried), "published", self.published, told)
+        for number, each in enumerate(self.figures):
+            testbeds = [boards.name for boards in self.testbed]
+            for key, name, known in (("testbed", each.testbed, testbeds), ("model", each.model, self.models)):
+                if name not in known:
+                    raise Misfit(("figure", number, key), f"one of {', '.join(known)}", name)
+
+
+class RivalExperiment(AskedOfRivals, frozen=True, kw_only=True):
     name: str
     models: tuple[ModelShape, ...]
-    precision: str
-    context: int
-    typical_context: int
-    prompt: int
-    new_tokens: int
-    answers: int
-    published: float
-    networks: tuple[RivalNetwork, ...]
     testbeds: tuple[Boards, ...]
-    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,78 +107,24 @@ class Cell:
 
 
 def is_of_rivals(path: Path) -> bool:
-    return FLAG in read_toml(path, "an experiment").data
+    return FLAG in read_toml(path, dict, "an experiment")
 
 
 def read_rivals(path: Path) -> RivalExperiment:
     """Raises `InputError`."""
-    table = read_toml(path, "an experiment of rivals")
-    table.check(_KEYS)
-    if not table.flag(FLAG, True):
-        table.wrong(FLAG, "true")
-    acceptances = _acceptances(table)
-    networks = tuple(_network(each, acceptances) for each in table.tables("network"))
-    testbeds = tuple(_boards(each, path) for each in table.tables("testbed"))
-    for key, names in (
-        ("network", [network.name for network in networks]),
-        ("testbed", [testbed.name for testbed in testbeds]),
-    ):
-        for name in names:
-            if names.count(name) > 1:
-                raise InputError(f"{path}: {key}: expected each name once, got {name!r:.80} twice")
-    published = table.number("published", most=ACCEPTANCE_MAX)
-    if any(published not in network.acceptances for network in networks):
-        table.wrong("published", "one of the acceptances of each network")
-    return RivalExperiment(
-        name=table.text("name", path.stem),
-        models=tuple(table.found("models", partial(find_shape, name)) for name in table.texts("models")),
-        precision=table.text("precision", among=OF_ANY_MODEL),
-        context=table.whole("context", 2048),
-        typical_context=table.whole("typical_context", 512),
-        prompt=table.whole("prompt", 512),
-        new_tokens=table.whole("new_tokens", 48),
-        answers=table.whole("answers", 1, most=ANSWERS_MAX),
-        published=published,
-        networks=networks,
-        testbeds=testbeds,
-        figures=tuple(
-            _figure(each, [testbed.name for testbed in testbeds], table.texts("models"))
-            for each in table.tables("figure")
-        )
-        if "figure" in table.data
-        else (),
+    file = read_toml(path, RivalFile, "an experiment of rivals")
+    with at(path), at("models"):
+        models = tuple(map(find_shape, file.models))
+    testbeds = []
+    for number, each in enumerate(file.testbed, 1):
+        with at(path), at(f"testbed {number}"):
+            testbeds.append(Boards(name=each.name, devices=counted_profiles(each.devices, path)))
+    networks = tuple(
+        structs.replace(each, acceptances=tuple(sorted(set(each.acceptances or file.acceptances))))
+        for each in file.networks
     )
-
-
-def _figure(table: Table, testbeds: list[str], models: list[str]) -> Figure:
-    table.check({"testbed", "model", "tokens_per_s", "what"})
-    return Figure(
-        testbed=table.text("testbed", among=testbeds),
-        model=table.text("model", among=models),
-        tokens_per_s=table.number("tokens_per_s"),
-        what=table.text("what"),
-    )
-
-
-def _acceptances(table: Table) -> tuple[float, ...]:
-    found = table.numbers("acceptances")
-    if not all(0 < each <= ACCEPTANCE_MAX for each in found):
-        table.wrong("acceptances", f"numbers above 0, up to {ACCEPTANCE_MAX:g}")
-    return tuple(sorted(set(found)))
-
-
-def _network(table: Table, acceptances: tuple[float, ...]) -> RivalNetwork:
-    table.check({"name", "bandwidth_mbps", "latency_ms", "jitter_ms", "acceptances"})
-    return RivalNetwork(
-        name=table.text("name"),
-        link=link_of(table),
-        acceptances=_acceptances(table) if "acceptances" in table.data else acceptances,
-    )
-
-
-def _boards(table: Table, experiment: Path) -> Boards:
-    table.check({"name", "devices"})
-    return Boards(name=table.text("name"), devices=counted_profiles(table, "devices", experiment))
+    shared = {name: getattr(file, name) for name in AskedOfRivals.__struct_fields__} | {"networks": networks}
+    return RivalExperiment(name=file.name or path.stem, models=models, testbeds=tuple(testbeds), **shared)
 
 
 def cells_of(bench: RivalExperiment) -> Iterator[Cell]:

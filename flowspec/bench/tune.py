@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from flowspec.bench.bench import Step, read_cases, warm_up_cases
 from flowspec.bench.config import TUNING_PROMPTS, Bench, Setup, Testbed
 from flowspec.bench.experiments import read_setups
@@ -65,7 +67,7 @@ def tune(bench: Bench, path: Path, jobs: int, step: Step) -> tuple[Setup, ...]:
     found = list(read_setups(path)) if path.exists() else []
     todo = todo_of(bench, path)
     if todo:
-        tuning = replace(
+        tuning = structs.replace(
             bench,
             prompts=(TUNING_PROMPTS,),
             limit=PROMPTS,

@@ -6,12 +6,13 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-from flowspec.bench.config import CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, Bench, Testbed
+from msgspec.structs import replace
+
+from flowspec.bench.config import ACCEPTANCE_MAX, CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, Bench, Testbed
 from flowspec.bench.drafting import RANDOM
-from flowspec.bench.experiments import ACCEPTANCE_MAX, find_experiment, pick_setups, read_experiment
+from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
 from flowspec.bench.plain import make_samplings
 from flowspec.bench.profiles import find_profile
 from flowspec.core.protocol.limits import DRAFTERS_MAX

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-from dataclasses import asdict, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from flowspec.bench import plots, rival_report
 from flowspec.bench.bench import RESULTS
@@ -46,7 +47,7 @@ def run_rival_bench(args: argparse.Namespace, path: Path) -> int:
     if not args.no_plots and not plots.can_draw():
         raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
     out = args.out or Path("results") / f"{bench.name}-simulated"
-    open_folder(asdict(bench), out, command_of(args.words), results=(RESULTS,))
+    open_folder(bench, out, command_of(args.words), results=(RESULTS,))
     done = read_rival_records(out / RESULTS)
     try:
         with progress("starting processes", total(bench), len(done), quiet=args.json) as step:

@@ -7,24 +7,25 @@ own. `flowspec profile` measures all of it and writes the same kind of file.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta, Struct, field, to_builtins
+from msgspec.structs import replace
 
 from flowspec.core.protocol.precision import PACKED, UNPACKED
 from flowspec.errors import InputError, meant
-from flowspec.plan.tables import Table, read_toml
+from flowspec.plan.tables import NotNegative, Positive, Share, Table, Text, at, read_toml
+from flowspec.validation import NOTHING, Misfit, expect, fit, shown
 
-RATES = {
-    "memory_gb_per_s": (1e-3, 1e6),
-    "memory_efficiency": (1e-3, 1.0),
-    "compute_efficiency": (1e-4, 1.0),
-    "layer_us": (0.0, 1e7),
-    "expert_us": (0.0, 1e7),
-    "pass_us": (0.0, 1e7),
-}
-TFLOPS = (1e-6, 1e6)
+GBPerS = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
+Tflops = Annotated[float, Meta(ge=1e-6, le=1e6, description="a number from 0.000001 to 1000000")]
+ReadingShare = Annotated[float, Meta(ge=1e-3, le=1, description="a share from 0.001 to 1")]
+ComputingShare = Annotated[float, Meta(ge=1e-4, le=1, description="a share from 0.0001 to 1")]
+Microseconds = Annotated[float, Meta(ge=0, le=1e7, description="a number from 0 to 10000000")]
 """The slowest boards and the largest servers are far from all of these bounds."""
 EXPERT_SHARE_CPU, EXPERT_SHARE_GPU = 0.04, 0.25
 """Of `layer_us`: `expert_us` of a profile that says none. A CPU's kernels take all experts in one call, which
@@ -32,8 +33,7 @@ was measured; a GPU starts each, which is assumed to be two or three starts wher
 (docs/devices.md)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KernelRates:
+class KernelRates(Table, frozen=True, kw_only=True):
     """What the kernels of one precision reach: GB/s of its weights as they lie in memory, TFLOP/s, and the
     share of the computing that reading does not hide: 0 is a roofline (GPUs), 1 the sum of both (small CPUs,
     whose cores do one after the other).
@@ -41,17 +41,16 @@ class KernelRates:
     `basis` says where that is known from, where a profile has it apart; for people.
     """
 
-    gb_per_s: float
-    tflops: float
-    serial: float
+    gb_per_s: GBPerS
+    tflops: Tflops
+    serial: Share = 0.0
     basis: str = ""
 
     def slowed(self, factor: float) -> KernelRates:
         return replace(self, gb_per_s=self.gb_per_s / factor, tflops=self.tflops / factor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceProfile:
+class DeviceProfile(Struct, frozen=True, kw_only=True):
     """One kind of device.
 
     `memory_gb_per_s` and `tflops` (by precision that is not packed, dense) are peaks; `memory_efficiency` and
@@ -65,15 +64,15 @@ class DeviceProfile:
 
     name: str
     memory_gb: float
-    memory_gb_per_s: float
-    memory_efficiency: float
-    tflops: Mapping[str, float]
-    compute_efficiency: float
-    serial: float = 0.0
+    memory_gb_per_s: GBPerS
+    memory_efficiency: ReadingShare
+    tflops: Mapping[str, Tflops]
+    compute_efficiency: ComputingShare
+    serial: Share = 0.0
     packed: Mapping[str, KernelRates] = field(default_factory=dict)
-    layer_us: float = 0.0
-    expert_us: float = 0.0
-    pass_us: float = 0.0
+    layer_us: Microseconds = 0.0
+    expert_us: Microseconds = 0.0
+    pass_us: Microseconds = 0.0
     idle_w: float = 0.0
     busy_w: float = 0.0
     caution: str = ""
@@ -135,17 +134,10 @@ class DeviceProfile:
 def implausible(profile: DeviceProfile) -> str:
     """What of a profile no device can be, in a few words; nothing if all is plausible. Reckoning needs
     numbers within reason."""
-    for name, (least, most) in RATES.items():
-        if not least <= (value := getattr(profile, name)) <= most:
-            return f"a speed of {value:g} ({name})"
-    reading, computing = RATES["memory_gb_per_s"], TFLOPS
-    for name, rates in profile.packed.items():
-        if not reading[0] <= rates.gb_per_s <= reading[1]:
-            return f"a speed of {rates.gb_per_s:g} (gb_per_s in {name})"
-    rated = {name: rates.tflops for name, rates in profile.packed.items()}
-    for name, value in {**profile.tflops, **rated}.items():
-        if not computing[0] <= value <= computing[1]:
-            return f"{value:g} TFLOP/s in {name}"
+    try:
+        fit(to_builtins(profile), DeviceProfile)
+    except Misfit as misfit:
+        return f"a {misfit.field} of {shown(misfit.value)}"
     return ""
 
 
@@ -166,10 +158,8 @@ def find_profile(name: str, *, what: str = "") -> DeviceProfile:
     """A profile by the name of a board that FlowSpec ships one for, or from a file; raises `InputError`, of
     which `what` names the place."""
     if name.endswith(".toml"):
-        try:
+        with at(what) if what else contextlib.nullcontext():
             return read_profile(Path(name))
-        except InputError as error:
-            raise InputError(f"{what}: {error}" if what else str(error)) from None
     for folder in folders():
         for path in folder.glob("*.toml"):
             if path.stem == name:
@@ -180,55 +170,80 @@ def find_profile(name: str, *, what: str = "") -> DeviceProfile:
     )
 
 
+class MemoryTable(Table, frozen=True, kw_only=True):
+    gb: Positive
+    gb_per_s: GBPerS
+    efficiency: ReadingShare
+
+
+class ComputeTable(Table, frozen=True, kw_only=True):
+    """TFLOP/s by precision that is not packed."""
+
+    efficiency: ComputingShare
+    serial: Share = 0.0
+    float32: Tflops | None = None
+    bfloat16: Tflops | None = None
+    float16: Tflops | None = None
+
+    @property
+    def tflops(self) -> dict[str, float]:
+        return {name: rate for name in UNPACKED if (rate := getattr(self, name)) is not None}
+
+    def __post_init__(self) -> None:
+        if not self.tflops:
+            raise Misfit((), f"TFLOP/s for at least one of {', '.join(UNPACKED)}", NOTHING)
+
+
+class OverheadTable(Table, frozen=True, kw_only=True):
+    layer_us: Microseconds = 0.0
+    expert_us: Microseconds | None = None
+    pass_us: Microseconds = 0.0
+
+
+class PowerTable(Table, frozen=True, kw_only=True):
+    idle_w: NotNegative = 0.0
+    busy_w: NotNegative = 0.0
+
+    def __post_init__(self) -> None:
+        expect(self.busy_w >= self.idle_w, "busy_w", self.busy_w, f"idle_w, {self.idle_w:g}, or more")
+
+
+class ProfileFile(Table, frozen=True, kw_only=True):
+    memory: MemoryTable
+    compute: ComputeTable
+    packed: Mapping[str, KernelRates] = field(default_factory=dict)
+    overhead: OverheadTable = OverheadTable()
+    power: PowerTable = PowerTable()
+    caution: Text | None = None
+    description: object = None
+    measured: object = None
+
+    def __post_init__(self) -> None:
+        for name, rates in self.packed.items():
+            if name not in PACKED:
+                raise Misfit(("packed", name), "", rates, PACKED)
+            if not rates.basis or not rates.basis.isprintable():
+                raise Misfit(("packed", name, "basis"), "a printable text", rates.basis or NOTHING)
+
+
 def read_profile(path: Path) -> DeviceProfile:
     """Reads a profile; raises `InputError` naming file, key and what was expected."""
-    table = read_toml(path, "a device profile")
-    memory, compute = table.table("memory"), table.table("compute")
-    overhead, power = table.table("overhead", needed=False), table.table("power", needed=False)
-    packed = table.table("packed", needed=False)
-    tflops = {name: compute.number(name) for name in UNPACKED if name in compute.data}
-    if not tflops:
-        raise InputError(f"{path}: compute: expected TFLOP/s for at least one of {', '.join(UNPACKED)}")
-    layer_us = overhead.number("layer_us", 0.0, least=0.0)
-    serial = compute.number("serial", 0.0, least=0.0, most=1.0)
+    file = read_toml(path, ProfileFile, "a device profile")
+    serial, layer_us, expert_us = file.compute.serial, file.overhead.layer_us, file.overhead.expert_us
     expert_share = EXPERT_SHARE_CPU if serial else EXPERT_SHARE_GPU
-    found = DeviceProfile(
+    return DeviceProfile(
         name=path.stem,
-        memory_gb=memory.number("gb"),
-        memory_gb_per_s=memory.number("gb_per_s"),
-        memory_efficiency=memory.number("efficiency", most=1.0),
-        tflops=tflops,
-        compute_efficiency=compute.number("efficiency", most=1.0),
+        memory_gb=file.memory.gb,
+        memory_gb_per_s=file.memory.gb_per_s,
+        memory_efficiency=file.memory.efficiency,
+        tflops=file.compute.tflops,
+        compute_efficiency=file.compute.efficiency,
         serial=serial,
-        packed={name: _read_rates(packed.table(name)) for name in PACKED if name in packed.data},
+        packed=file.packed,
         layer_us=layer_us,
-        expert_us=overhead.number("expert_us", expert_share * layer_us, least=0.0),
-        pass_us=overhead.number("pass_us", 0.0, least=0.0),
-        idle_w=power.number("idle_w", 0.0, least=0.0),
-        busy_w=power.number("busy_w", 0.0, least=0.0),
-        caution=table.text("caution") if "caution" in table.data else "",
+        expert_us=expert_share * layer_us if expert_us is None else expert_us,
+        pass_us=file.overhead.pass_us,
+        idle_w=file.power.idle_w,
+        busy_w=file.power.busy_w,
+        caution=file.caution or "",
     )
-    table.check({"description", "caution", "memory", "compute", "packed", "overhead", "power", "measured"})
-    memory.check({"gb", "gb_per_s", "efficiency"})
-    compute.check({"efficiency", "serial", *UNPACKED})
-    packed.check(PACKED)
-    overhead.check({"layer_us", "expert_us", "pass_us"})
-    power.check({"idle_w", "busy_w"})
-    if wrong := implausible(found):
-        raise InputError(f"{path}: expected what a device can be, got {wrong}")
-    if found.busy_w < found.idle_w:
-        raise InputError(
-            f"{path}: power: expected busy_w of at least idle_w, got {found.busy_w:g} and {found.idle_w:g}"
-        )
-    return found
-
-
-def _read_rates(table: Table) -> KernelRates:
-    found = KernelRates(
-        gb_per_s=table.number("gb_per_s"),
-        tflops=table.number("tflops"),
-        serial=table.number("serial", 0.0, least=0.0, most=1.0),
-        basis=table.text("basis"),
-    )
-    table.check({"gb_per_s", "tflops", "serial", "basis"})
-    return found

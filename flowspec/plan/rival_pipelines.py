@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
 from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.profile import DeviceProfile
@@ -68,7 +70,7 @@ def rivals_of(request: PlanRequest, prompt: int) -> dict[str, Rival]:
     """What each rival makes of a request for one user with a drafter, in its first precision; those are
     missing that the model does not fit, or that have no such models. They run all experts of a mixture in one
     kernel: `expert_us` is what it costs to start ours one by one."""
-    sites = (replace(each, profile=replace(each.profile, expert_us=0.0)) for each in request.sites)
+    sites = (replace(each, profile=structs.replace(each.profile, expert_us=0.0)) for each in request.sites)
     request = replace(request, sites=tuple(sites))
     plainly, in_turns, at_once = (
         list(_placed(request, guesses=guesses, overlaps=overlaps))

@@ -3,7 +3,7 @@ make of one that says nothing about a precision."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from flowspec.core.protocol.facts import Facts, PackedSpeed, Speed
 from flowspec.core.protocol.limits import NAME_CHARS_MAX

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from flowspec.plan.cost import head_curve, layers_curve
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.profile import DeviceProfile
@@ -74,7 +76,7 @@ class TensorParallel:
         return self.link.delay_s + self.link.jitter_s / 2
 
     def _part(self, board: DeviceProfile, share: float) -> Curve:
-        started = replace(board, expert_us=0.0)  # `OVERHEAD` was measured of a mixture
+        started = structs.replace(board, expert_us=0.0)  # `OVERHEAD` was measured of a mixture
         whole = layers_curve(started, self.shape, self.precision, self.shape.layers)
         return replace(whole.scaled(share), fixed_s=OVERHEAD * whole.fixed_s)
 

@@ -6,117 +6,149 @@ What is wrong is an `InputError` that names file, key and what was expected.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.sites import Network
-from flowspec.plan.tables import Table, read_toml
+from flowspec.plan.tables import PRINTABLE, Table, Texts, at, read_toml
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import PORT_DEFAULT, Device, parse_bytes, stage_devices
 from flowspec.runtime.transport import split_address
+from flowspec.validation import Misfit, expect
 
 HEAD = "head"
 """Where a `[[drafter]]` runs that is not on a device."""
 LINK_DEFAULT = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
 """Of a cable between two boards that nobody measured."""
+SSH_TARGET = r"(?a)\A(\w[\w.-]*@)?\w[\w.:-]*\Z"
+"""`user@host` or `host` and nothing that ssh or a shell would take for something else."""
+
+
+def _short(expected: str, pattern: str = PRINTABLE) -> Meta:
+    """Of a text that fits into messages and into one line of a log."""
+    return Meta(max_length=limits.NAME_CHARS_MAX, pattern=pattern, description=expected)
+
+
+class DeviceTable(Table, frozen=True, kw_only=True):
+    """A table [[device]]: what the user fixed about a device, as in `Device`."""
+
+    address: Annotated[str, _short('"host:port"')]
+    name: Annotated[str, _short("a short text")] | None = None
+    layers: (
+        Annotated[tuple[Annotated[int, Meta(ge=0)], int], Meta(description="[first, end) such as [0, 8]")]
+        | None
+    ) = None
+    memory: Annotated[str | int | float, Meta(description="a size such as 4GiB")] | None = None
+    profile: Annotated[str, _short("a board's name or a profile file")] | None = None
+    ssh: Annotated[str, _short("user@host or a host", SSH_TARGET)] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None:
+            first, end = self.layers
+            expect(first < end, "layers", self.layers, "[first, end) such as [0, 8]")
+
+
+class DrafterTable(Table, frozen=True, kw_only=True):
+    """A table [[drafter]]: which model runs where."""
+
+    model: Annotated[str, _short("a drafter as --drafter takes it")]
+    device: Annotated[str, _short(f'a device of this file, or "{HEAD}"')]
+
+
+class ClusterFile(Table, frozen=True, kw_only=True):
+    device: Annotated[
+        tuple[DeviceTable, ...],
+        Meta(
+            min_length=1,
+            max_length=limits.STAGES_MAX,
+            description=f"1 to {limits.STAGES_MAX} tables [[device]]",
+        ),
+    ]
+    drafter: Annotated[
+        tuple[DrafterTable, ...],
+        Meta(
+            max_length=limits.DRAFTERS_MAX,
+            description=f"at most {limits.DRAFTERS_MAX} tables [[drafter]]",
+        ),
+    ] = ()
+    links: Texts | None = None
+    insecure: bool = False
+
+    def __post_init__(self) -> None:
+        for number, each in enumerate(self.drafter):
+            before = self.drafter[:number]
+            if each.model in [other.model for other in before]:
+                raise Misfit(("drafter", number, "model"), "each drafter once", each.model)
+            if each.device != HEAD and each.device in [other.device for other in before]:
+                raise Misfit(("drafter", number, "device"), "one drafter on a device", each.device)
+
+
+def read_cluster_file(path: Path) -> ClusterFile:
+    return read_toml(path, ClusterFile, "a cluster file")
 
 
 def read_cluster(path: Path) -> list[Device]:
     """The devices of a cluster file, in pipeline order, all that it says being as it must."""
-    file = read_toml(path, "a cluster file")
-    file.check(("device", "drafter", "links", "insecure"))
-    tables = file.tables("device")
-    if len(tables) > limits.STAGES_MAX:
-        raise InputError(f"{path}: device: expected at most {limits.STAGES_MAX} devices, got {len(tables)}")
-    devices = [_device(table) for table in tables]
-    for kind in ("address", "name"):
-        values = [getattr(device, kind) for device in devices]
-        twice = [value for value in values if values.count(value) > 1]
-        if twice:
-            raise InputError(f"{path}: {kind}: expected each device once, got {twice[0]!r} twice")
-    devices = _with_drafters(path, devices)
-    _check_stages(path, devices)
-    read_links(path, [device.name for device in devices])  # a wrong one is told of before a device is asked
+    file = read_cluster_file(path)
+    models = {each.device: each.model for each in file.drafter}
+    devices = [_device(path, number, table, models) for number, table in enumerate(file.device, 1)]
+    names = [device.name for device in devices]
+    with at(path):
+        for kind, values in (("address", [device.address for device in devices]), ("name", names)):
+            for value in values:
+                expect(values.count(value) == 1, kind, value, "each device once")
+        expect(not models or HEAD not in names, "name", HEAD, "another, for it is where drafters run, too")
+        for name in models.keys() - {HEAD, *names}:
+            raise Misfit(("drafter", "device"), f"{HEAD} or one of {', '.join(names)}", name)
+        _check_stages(devices)
+    read_links(path, names)  # a wrong one is told of before a device is asked
     for device in devices:
         declared_profile(device, path)
     return devices
 
 
-def _with_drafters(path: Path, devices: Sequence[Device]) -> list[Device]:
-    """The devices, each with the drafter that it runs."""
-    models = {device: model for model, device in read_drafters(path).items()}
-    if models and any(device.name == HEAD for device in devices):
-        raise InputError(
-            f"{path}: name: expected another than {HEAD!r}, which is where a drafter runs that has no device"
-        )
-    found = [replace(device, drafter=models.pop(device.name, None)) for device in devices]
-    models.pop(HEAD, None)
-    if models:
-        names = ", ".join(device.name for device in devices)
-        raise InputError(
-            f"{path}: drafter: device: expected {HEAD} or one of {names}, got {next(iter(models))!r}"
-        )
-    return found
+def _device(path: Path, number: int, table: DeviceTable, models: Mapping[str, str]) -> Device:
+    with at(path), at(f"device {number}"):
+        with at("address"):
+            split_address(table.address)
+        with at("memory"):
+            memory_bytes = None if table.memory is None else parse_bytes(str(table.memory))
+    name = table.name or name_by_address(table.address)
+    return Device(
+        name=name,
+        address=table.address,
+        layers=table.layers,
+        memory_bytes=memory_bytes,
+        profile=table.profile,
+        ssh=table.ssh,
+        drafter=models.get(name),
+    )
 
 
-def _check_stages(path: Path, devices: Sequence[Device]) -> None:
+def _check_stages(devices: Sequence[Device]) -> None:
     """Some device is left for stages, and layers are fixed on all of those or on none."""
     stages = stage_devices(devices)
     if not stages:
         raise InputError(
-            f"{path}: drafter: expected a device that is left for the model itself, but each has a drafter"
+            "drafter: expected a device that is left for the model itself, but each has a drafter"
         )
-    busy = next(
-        (device.name for device in devices if device.drafter is not None and device.layers is not None), None
-    )
-    if busy is not None:
-        raise InputError(f"{path}: {busy}: expected layers or a drafter, got both")
+    for device in devices:
+        if device.drafter is not None and device.layers is not None:
+            raise InputError(f"{device.name}: expected layers or a drafter, got both")
     without = [device.name for device in stages if device.layers is None]
     if 0 < len(without) < len(stages):
-        raise InputError(f"{path}: layers: expected on all devices or on none, but {without[0]} has none")
+        raise InputError(f"layers: expected on all devices or on none, but {without[0]} has none")
 
 
 def read_drafters(path: Path) -> dict[str, str]:
     """The `[[drafter]]` tables of a cluster file: the device of each model, or `head`."""
-    file = read_toml(path, "a cluster file")
-    tables = file.tables("drafter") if file.data.get("drafter", []) != [] else []
-    if len(tables) > limits.DRAFTERS_MAX:
-        raise InputError(
-            f"{path}: drafter: expected at most {limits.DRAFTERS_MAX} drafters, got {len(tables)}"
-        )
-    found: dict[str, str] = {}
-    for table in tables:
-        table.check(("model", "device"))
-        model = _short(table, "model", "a drafter as --drafter takes it")
-        device = _short(table, "device", f'a device of this file, or "{HEAD}"')
-        if model in found:
-            raise InputError(f"{table.where}: model: expected each drafter once, got {model!r} twice")
-        if device != HEAD and device in found.values():
-            raise InputError(f"{table.where}: device: expected one drafter on a device, but {device} has two")
-        found[model] = device
-    return found
-
-
-def _device(table: Table) -> Device:
-    table.check(("name", "address", "layers", "memory", "profile", "ssh"))
-    address = _short(table, "address", '"host:port"')
-    table.found("address", lambda: split_address(address))
-    ssh = table.data.get("ssh")
-    if ssh is not None and not (isinstance(ssh, str) and is_ssh_target(ssh)):
-        table.wrong("ssh", "user@host or a host")
-    memory, is_rated = table.data.get("memory"), "profile" in table.data
-    return Device(
-        name=_short(table, "name", "a short text", name_by_address(address)),
-        address=address,
-        layers=_layers(table),
-        memory_bytes=None if memory is None else table.found("memory", lambda: parse_bytes(str(memory))),
-        profile=_short(table, "profile", "a board's name or a profile file") if is_rated else None,
-        ssh=ssh,
-    )
+    return {each.model: each.device for each in read_cluster_file(path).drafter}
 
 
 def name_by_address(address: str) -> str:
@@ -130,27 +162,17 @@ def name_by_address(address: str) -> str:
     return name if port == PORT_DEFAULT else f"{name}-{port}"
 
 
-def _layers(table: Table) -> tuple[int, int] | None:
-    layers = table.data.get("layers")
-    if layers is None:
-        return None
-    is_pair = isinstance(layers, list) and len(layers) == 2 and all(type(n) is int for n in layers)
-    if not is_pair or not 0 <= layers[0] < layers[1]:
-        table.wrong("layers", "[first, end) such as [0, 8]")
-    return layers[0], layers[1]
-
-
 def read_links(path: Path, names: Collection[str]) -> Network | None:
     """The links that a cluster file declares, `links = ["1000/0.5", "a:b=100/2"]`, for devices of these
     names; None where it declares none.
 
     Those that drafters have may have links, too, of which nothing is made.
     """
-    table = read_toml(path, "a cluster file")
-    if "links" not in table.data:
+    file = read_cluster_file(path)
+    if file.links is None:
         return None
-    others = set(read_drafters(path).values()) - {HEAD}
-    return parse_links(table.texts("links"), [*names, *sorted(others)], f"{path}: links")
+    others = {each.device for each in file.drafter} - {HEAD}
+    return parse_links(file.links, [*names, *sorted(others)], f"{path}: links")
 
 
 def parse_links(texts: Sequence[str], names: Collection[str], where: str) -> Network:
@@ -187,20 +209,3 @@ def declared_profile(device: Device, cluster: Path) -> DeviceProfile | None:
     if board.endswith(".toml") and not Path(board).is_absolute() and (cluster.parent / board).is_file():
         board = str(cluster.parent / board)
     return find_profile(board, what=f"{cluster}: {device.name}: profile")
-
-
-def is_ssh_target(text: str) -> bool:
-    """Whether a text is `user@host` or `host` and nothing that ssh or a shell would take for something
-    else."""
-    return (
-        len(text) <= limits.NAME_CHARS_MAX
-        and re.fullmatch(r"(\w[\w.-]*@)?\w[\w.:-]*", text, re.ASCII) is not None
-    )
-
-
-def _short(table: Table, key: str, expected: str, default: str | None = None) -> str:
-    """A text that fits into messages and into one line of a log."""
-    text = table.data.get(key, default)
-    if not (isinstance(text, str) and 0 < len(text) <= limits.NAME_CHARS_MAX and text.isprintable()):
-        table.wrong(key, expected)
-    return text

@@ -6,12 +6,14 @@ without a limit), with ASCII unit separators between them, which no field can ho
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
+from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.cluster_file import is_ssh_target, read_cluster
+from flowspec.runtime.cluster_file import SSH_TARGET, read_cluster
 from flowspec.runtime.health.interfaces import resolve
 from flowspec.runtime.transport import split_address
 
@@ -24,7 +26,7 @@ def line(device: Device) -> str:
     host, port = split_address(device.address)
     host = host.strip("[]")
     target = device.ssh or host
-    if not is_ssh_target(target):
+    if len(target) > NAME_CHARS_MAX or re.match(SSH_TARGET, target) is None:
         raise InputError(
             f"{device.name}: expected a host to log in to, got {target!r}; give it an ssh key such as "
             "user@host"

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.bench.bench import (
     RESULTS,
@@ -43,6 +45,10 @@ SETUPS = (
     Setup(name="small", method="continuous", options={"segment_nodes": 8}),
 )
 BENCH = synthetic(setups=SETUPS, testbeds=(boards(2), boards(1, "raspberry-pi-5", "a Pi")))
+
+
+def bench_with(**changes: Any) -> Bench:
+    return structs.replace(BENCH, **changes)
 
 
 def finish(bench: Bench, out: Path, jobs: int = 1, step: Steps | None = None) -> list[Record]:
@@ -141,23 +147,31 @@ def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) ->
 
 def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_path: Path) -> None:
     open_out(BENCH, tmp_path)
-    assert open_out(replace(BENCH, new_tokens=13), tmp_path) == [], "without results it is anybody's"
+    assert open_out(bench_with(new_tokens=13), tmp_path) == [], "without results it is anybody's"
     open_out(BENCH, tmp_path)
     write_records(tmp_path / RESULTS, [record("ar", "a", 1, 1.0)])
     narrow = replace(BENCH.testbeds[0], link=replace(BENCH.testbeds[0].link, bandwidth_mbps=100))
-    fewer = replace(BENCH, setups=SETUPS[:1])
+    fewer = bench_with(setups=SETUPS[:1])
     for changed, to_be_tuned, what in (
-        (replace(BENCH, new_tokens=13), True, "new_tokens: expected 12, got 13"),
-        (replace(BENCH, temperatures=(0.0, 0.5)), False, "temperatures 2:"),
-        (replace(BENCH, testbeds=(narrow, BENCH.testbeds[1])), False, "testbeds 1 link bandwidth_mbps:"),
-        (replace(BENCH, setups=(SETUPS[0], replace(SETUPS[1], options={}))), False, "setups small options"),
+        (bench_with(new_tokens=13), True, "new_tokens: expected 12, got 13"),
+        (bench_with(temperatures=(0.0, 0.5)), False, "temperatures 2:"),
+        (
+            bench_with(testbeds=(narrow, BENCH.testbeds[1])),
+            False,
+            "testbeds 1 link bandwidth_mbps:",
+        ),
+        (
+            bench_with(setups=(SETUPS[0], replace(SETUPS[1], options={}))),
+            False,
+            "setups small options",
+        ),
         (fewer, True, "methods: expected ar, small, got ar"),
     ):
         with pytest.raises(InputError, match=rf"--out: .* another experiment \({what}") as caught:
             open_out(changed, tmp_path, to_be_tuned=to_be_tuned)
         assert "\n" not in str(caught.value)
     tuned = Setup(name="tree-sd tuned", method="tree-sd", testbeds=("boards",))
-    more = replace(BENCH, setups=(*SETUPS, tuned))
+    more = bench_with(setups=(*SETUPS, tuned))
     assert len(open_out(more, tmp_path)) == 1, "it may come back with more methods"
     with pytest.raises(InputError, match=r"methods: expected ar, small, tree-sd tuned, got ar, small"):
         open_out(BENCH, tmp_path)
@@ -170,7 +184,7 @@ def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_
 
 def test_what_is_pending_follows_methods_to_their_testbeds() -> None:
     only = Setup(name="small", method="tree-sd", testbeds=("a Pi",))
-    bench = replace(BENCH, setups=(SETUPS[0], replace(SETUPS[1], testbeds=("boards",)), only))
+    bench = bench_with(setups=(SETUPS[0], replace(SETUPS[1], testbeds=("boards",)), only))
     cases = read_cases(bench, None)
     works = list(pending(bench, cases, set()))
     assert [one.case for one in works] == [case for case in cases for _ in bench.testbeds]
@@ -200,7 +214,7 @@ def test_heads_learn_from_the_first_case_and_one_from_the_middle_with_the_first_
 
     assert learnt() == [("1", 0.0, 0), ("3", 0.0, 0), ("1", 1.0, 7), ("3", 1.0, 7)]
     assert learnt(1) == [("1", 0.0, 0), ("1", 1.0, 7)]
-    assert warm_up_cases(replace(bench, nothing_learnt=True), cases) == []
+    assert warm_up_cases(structs.replace(bench, nothing_learnt=True), cases) == []
 
 
 def answered(
@@ -267,7 +281,7 @@ def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(
 
 def test_an_error_of_a_worker_is_its_own() -> None:
     works = list(pending(BENCH, read_cases(BENCH, None), set()))
-    bad = replace(BENCH, model="/no/such/model", drafters=("ngram",))
+    bad = bench_with(model="/no/such/model", drafters=("ngram",))
     with (
         pytest.raises(InputError, match="/no/such/model"),
         open_workers(bad, [], 2, VirtualRuns.records) as run,

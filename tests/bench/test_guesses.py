@@ -298,7 +298,7 @@ def test_answers_with_a_profile_are_exact_and_features_travel() -> None:
     for reads in (TEXT, CHAIN, BLOCK):
         drafter = Profiled(profile(reads), 1024).begin(case)()
         assert drafter is not None
-        bench = replace(synthetic(), profile=profile(reads))
+        bench = structs.replace(synthetic(), profile=profile(reads))
         record = run(bench, boards(4), setup, case, {"some": drafter}).record
         assert record.agreement == EXACT
         assert 0 < (record.oracle_s or 0.0) <= record.decode_s * (1 + 1e-9)
@@ -306,8 +306,8 @@ def test_answers_with_a_profile_are_exact_and_features_travel() -> None:
     assert min(sent[CHAIN], sent[BLOCK]) > 1.1 * sent[TEXT], "states of the middle travel, too"
 
 
-STRONG = DeclaredDrafter(name="strong", acceptance=(("code", 0.8), ("plays", 0.4)))
-WEAK = DeclaredDrafter(name="weak", acceptance=(("code", 0.5), ("plays", 0.5)))
+STRONG = DeclaredDrafter(name="strong", acceptance={"code": 0.8, "plays": 0.4})
+WEAK = DeclaredDrafter(name="weak", acceptance={"code": 0.5, "plays": 0.5})
 TOKENS = 2_000
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from msgspec import structs
 
 from flowspec.bench import live
 from flowspec.bench.bench import RESULTS
@@ -151,7 +152,9 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
     assert traces["small"].passes
 
     step = Steps()
-    again, traces = run_live(replace(bench, repeat=2), cases, [found[0], *found[2:]], tmp_path, step, ignore)
+    again, traces = run_live(
+        structs.replace(bench, repeat=2), cases, [found[0], *found[2:]], tmp_path, step, ignore
+    )
     assert sorted(one.key for one in again) == sorted(
         (*one.key[:-1], repeat) for one in found for repeat in (0, 1)
     )
@@ -173,7 +176,7 @@ def test_an_answer_that_is_not_the_plain_one_is_wrong(
     right = cases[0].answer
     other = (*right[:-1], right[-1] ^ 1)
     changed = [replace(cases[0], answer=other), cases[1]]
-    found, _ = run_live(replace(bench, setups=(AR,)), changed, [], tmp_path, Steps(), ignore)
+    found, _ = run_live(structs.replace(bench, setups=(AR,)), changed, [], tmp_path, Steps(), ignore)
     assert [one.agreement for one in found] == [WRONG, EXACT]
     for tokens, reason in ((right[:-1], "length"), (right, "stop"), ((), "length")):
         assert agreement_of(cases[0], tokens, reason) == WRONG
@@ -187,7 +190,7 @@ def children() -> set[int]:
 def test_a_cluster_as_it_is_keeps_what_is_done(
     bench: Bench, cases: list[PlainCase], tmp_path: Path, is_lost: bool
 ) -> None:
-    bench, before = replace(bench, world=CLUSTER, testbeds=(), local=2), children()
+    bench, before = structs.replace(bench, world=CLUSTER, testbeds=(), local=2), children()
 
     def end(text: str, answers: int) -> None:
         if not answers:
@@ -219,10 +222,10 @@ def test_what_real_time_does_not_have_is_refused_in_one_line(tmp_path: Path) -> 
     bench = synthetic(model="a/model", drafters=("ngram",), world=EMULATED, setups=(AR,))
     published = Setup(name="as published", method="chunk-pp", published=True)
     for changed, text in (
-        (replace(bench, setups=(AR, published)), "method 'as published'"),
-        (replace(bench, model=SYNTHETIC), "expected a real model"),
-        (replace(bench, drafters=("random",)), "--drafter:"),
-        (replace(bench, world=CLUSTER, testbeds=(TESTBED, TESTBED)), "expected at most one testbed"),
+        (structs.replace(bench, setups=(AR, published)), "method 'as published'"),
+        (structs.replace(bench, model=SYNTHETIC), "expected a real model"),
+        (structs.replace(bench, drafters=("random",)), "--drafter:"),
+        (structs.replace(bench, world=CLUSTER, testbeds=(TESTBED, TESTBED)), "expected at most one testbed"),
     ):
         with pytest.raises(InputError, match=text) as caught:
             run_live(changed, [], [], tmp_path, Steps(), ignore)

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.bench import simulated
 from flowspec.bench.bench import read_cases
@@ -169,9 +169,9 @@ def test_the_command_writes_loads_and_goes_on_where_it_was(
 SINGLE = Setup(name="continuous", method="continuous", drafters=("all",))
 TEAM = Setup(name="cosine", method="cosine", drafters=("all", "code", "plays"))
 DECLARED = (
-    DeclaredDrafter(name="all", acceptance=(("code", 0.5), ("plays", 0.5))),
-    DeclaredDrafter(name="code", acceptance=(("code", 0.8), ("plays", 0.3))),
-    DeclaredDrafter(name="plays", acceptance=(("code", 0.3), ("plays", 0.8))),
+    DeclaredDrafter(name="all", acceptance={"code": 0.5, "plays": 0.5}),
+    DeclaredDrafter(name="code", acceptance={"code": 0.8, "plays": 0.3}),
+    DeclaredDrafter(name="plays", acceptance={"code": 0.3, "plays": 0.8}),
 )
 IN_STEPS = (LoadStep(users=1, seconds=1.0), LoadStep(users=3, seconds=1.0), LoadStep(users=2, seconds=1.0))
 
@@ -240,7 +240,7 @@ def test_nobody_is_given_what_another_has_and_domains_take_turns() -> None:
 
 def test_a_drafter_is_slow_lost_and_back_as_the_steps_say() -> None:
     whole = LoadStep(users=2, seconds=3.0)
-    slowed, without = replace(whole, slow=(("all", 50.0),)), replace(whole, lost=("all",))
+    slowed, without = structs.replace(whole, slow={"all": 50.0}), structs.replace(whole, lost=("all",))
     bench = experiment(whole, slowed, without, whole)
     record = run(bench, SINGLE)
     assert {answer.agreement for answer in record.answers} == {EXACT}

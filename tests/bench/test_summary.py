@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.bench import html_report, plots, report, timeline
 from flowspec.bench.config import Published
@@ -159,7 +160,7 @@ BENCH = synthetic(testbeds=(boards(name="two boards", slowdown=1.31),))
 
 
 def test_a_rate_is_all_tokens_by_all_time_and_a_ratio_is_to_the_reference() -> None:
-    assert validate(replace(BENCH, published=(PUBLISHED,)), RECORDS) == [
+    assert validate(structs.replace(BENCH, published=(PUBLISHED,)), RECORDS) == [
         {
             "testbed": "two boards",
             "temperature": 0.0,

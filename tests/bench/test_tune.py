@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import TUNED_FILE, read_cases, warm_up_cases
@@ -49,7 +49,7 @@ def tuned(bench: Bench, path: Path) -> tuple[tuple[Setup, ...], list[tuple[str, 
 
 def rate(testbed: Testbed, options: Mapping[str, Any]) -> float:
     """The harmonic mean over temperatures of tokens by time."""
-    cases = read_cases(replace(BENCH, limit=1), None, for_tuning=True)
+    cases = read_cases(structs.replace(BENCH, limit=1), None, for_tuning=True)
     runs = VirtualRuns(BENCH, warm_up_cases(BENCH, cases, 1))
     setup = Setup(name="a", method="tree-sd", options=options)
     works = [Work(number=at, case=case, jobs=((testbed, setup),)) for at, case in enumerate(cases)]
@@ -70,7 +70,7 @@ def test_the_best_of_the_grid_is_found_for_each_testbed_and_kept(tmp_path: Path)
     assert len(told) == 4
     assert read_setups(path) == found, "the file says the same"
     assert tuned(BENCH, path) == (found, []), "nothing is tuned twice"
-    more = replace(BENCH, setups=(*BENCH.setups, Setup(name="continuous", method="continuous")))
+    more = structs.replace(BENCH, setups=(*BENCH.setups, Setup(name="continuous", method="continuous")))
     both, told = tuned(more, path)
     assert all(one in both for one in found), "what a file has is kept"
     assert {text for text, _ in told} == {"a Jetson: continuous", "a Pi: continuous"}

@@ -35,7 +35,7 @@ from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gpu import tensor_of
 from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.plan.tables import read_toml
+from flowspec.plan.tables import Table, read_toml
 from flowspec.runtime.health.gather import model_state
 from flowspec.serve.guard import read_keys
 from tests import ggufs
@@ -566,7 +566,7 @@ def test_texts_and_files_of_a_model_may_begin_with_a_mark(model: Path, tmp_path:
     (tmp_path / "prompts.jsonl").write_bytes(MARK + b'{"turns": ["a"]}')
     assert read_prompts(tmp_path / "prompts.jsonl")[0].turns == ("a",)
     (tmp_path / "a.toml").write_bytes(MARK + b"x = 1")
-    assert read_toml(tmp_path / "a.toml", "a table").data == {"x": 1}
+    assert read_toml(tmp_path / "a.toml", dict, "a table") == {"x": 1}
     (tmp_path / "keys").write_bytes(MARK + b"0123456789abcdef0123456789abcdef\n")
     (tmp_path / "keys").chmod(0o600)
     assert read_keys(tmp_path / "keys") == (b"0123456789abcdef0123456789abcdef",)
@@ -681,6 +681,10 @@ def test_prompts_have_their_file_s_category_and_lines_end_where_they_do(path: Pa
     assert [prompt.turns for prompt in read_prompts(plain)] == [("one",), ("two",)]
 
 
+class Nothing(Table, frozen=True, kw_only=True):
+    """A table that may hold nothing."""
+
+
 def test_toml_that_nests_or_counts_too_far_or_is_too_large_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     brackets, digits = b"a = " + b"[" * 100_000, b"a = " + b"9" * 5000
@@ -694,12 +698,12 @@ def test_toml_that_nests_or_counts_too_far_or_is_too_large_is_one_line(tmp_path:
     ):
         path.write_bytes(content)
         with pytest.raises(InputError) as caught:
-            read_toml(path, "a cluster file").check(())
+            read_toml(path, Nothing, "a cluster file")
         assert len(str(caught.value).splitlines()) == 1
     with path.open("wb") as file:
         file.truncate(limits.TOML_BYTES_MAX + 1)
     with pytest.raises(InputError, match=f"a cluster file of at most {limits.TOML_BYTES_MAX} bytes"):
-        read_toml(path, "a cluster file")
+        read_toml(path, Nothing, "a cluster file")
 
 
 def test_a_few_prompts_are_of_each_domain_in_turn() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.plan.accepted_length import EAGLE_2_LENGTHS, EAGLE_2_TREE, chain_length, share_right
@@ -101,8 +102,8 @@ def test_packed_weights_take_what_their_kernels_take_or_are_read_as_others() -> 
 
 def test_what_reading_does_not_hide_comes_on_top() -> None:
     roofline = weights_curve(BOARD, 1e9, "float16")
-    both = weights_curve(replace(BOARD, serial=1.0), 1e9, "float16")
-    half = weights_curve(replace(BOARD, serial=0.5), 1e9, "float16")
+    both = weights_curve(structs.replace(BOARD, serial=1.0), 1e9, "float16")
+    half = weights_curve(structs.replace(BOARD, serial=0.5), 1e9, "float16")
     assert both.seconds(50) == pytest.approx(2 * roofline.seconds(50))
     assert half.seconds(50) == pytest.approx(1.5 * roofline.seconds(50))
     assert half.seconds(1000) == pytest.approx(roofline.seconds(1000)), "reading hides what it can"
@@ -112,7 +113,7 @@ def test_more_rows_of_a_mixture_read_more_experts() -> None:
     """Beside rows that are drawn as it is said: some experts as the row before, the others by chance among
     those that it did not choose."""
     mixture = replace(SHAPE, experts=32, experts_per_row=4)
-    reading = replace(BOARD, tflops={"float16": 1e6}, layer_us=0.0, pass_us=0.0)
+    reading = structs.replace(BOARD, tflops={"float16": 1e6}, layer_us=0.0, pass_us=0.0)
     dense, curve = (layers_curve(reading, shape, "float16", 1) for shape in (SHAPE, mixture))
     assert curve.seconds(1) == pytest.approx(dense.seconds(1)), "one row reads what it runs through"
     attention_s = curve.seconds(1) * 3 / 9  # 3 of 9 million weights a layer
@@ -149,15 +150,15 @@ def test_rows_that_share_no_more_than_chance_has_it_read_as_many_experts_as_draw
 def test_experts_have_to_be_chosen_and_each_that_is_read_to_be_started() -> None:
     mixture = replace(SHAPE, experts=32, experts_per_row=4)
     plain = layers_curve(BOARD, mixture, "float16", 3)
-    starting = layers_curve(replace(BOARD, expert_us=20.0), mixture, "float16", 3)
+    starting = layers_curve(structs.replace(BOARD, expert_us=20.0), mixture, "float16", 3)
     for rows in (1, 2, 16, 500):
         more_s = starting.seconds(rows) - plain.seconds(rows)
         more_us = CHOOSING * BOARD.layer_us + 20 * 4 * plain.choices_of(rows)
         assert more_s == pytest.approx(3e-6 * more_us)
-    assert layers_curve(replace(BOARD, expert_us=20.0), SHAPE, "float16", 3) == layers_curve(
+    assert layers_curve(structs.replace(BOARD, expert_us=20.0), SHAPE, "float16", 3) == layers_curve(
         BOARD, SHAPE, "float16", 3
     ), "other models have none"
-    slow = layers_curve(replace(BOARD, expert_us=20.0).slowed(3), mixture, "float16", 3)
+    slow = layers_curve(structs.replace(BOARD, expert_us=20.0).slowed(3), mixture, "float16", 3)
     assert slow.seconds(7) == pytest.approx(3 * starting.seconds(7))
 
 
@@ -185,7 +186,7 @@ def test_a_drafter_reads_its_lm_head_in_each_pass() -> None:
 
 @given(st.integers(1, 32), ROWS, CONTEXTS, SERIAL)
 def test_layers_add_up(layers: int, rows: int, context: int, serial: float) -> None:
-    device = replace(BOARD, serial=serial, pass_us=0.0)
+    device = structs.replace(BOARD, serial=serial, pass_us=0.0)
     one, all_of_them = (layers_curve(device, SHAPE, "float16", count) for count in (1, layers))
     assert all_of_them.seconds(rows, context) == pytest.approx(layers * one.seconds(rows, context))
 
@@ -194,7 +195,7 @@ def test_layers_add_up(layers: int, rows: int, context: int, serial: float) -> N
 def test_more_rows_and_more_context_never_take_less(
     precision: str, rows: int, more: int, context: int, longer: int, serial: float
 ) -> None:
-    curve = layers_curve(replace(BOARD, serial=serial), SHAPE, precision, 3)
+    curve = layers_curve(structs.replace(BOARD, serial=serial), SHAPE, precision, 3)
     assert curve.seconds(rows, context) <= curve.seconds(rows + more, context + longer)
     assert curve.seconds(rows + more) <= curve.seconds(rows) + curve.seconds(more), (
         "one pass is no slower than two"

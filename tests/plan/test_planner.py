@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import Heads
@@ -153,7 +154,8 @@ def test_more_users_get_more_together_and_the_fastest_precision_that_fits() -> N
     assert one < four < 4 * one
     request = request_of("jetson-orin-nano", "raspberry-pi-5")
     in_float32 = [
-        replace(each.profile, tflops={**each.profile.tflops, "float32": 1.0}) for each in request.sites
+        structs.replace(each.profile, tflops={**each.profile.tflops, "float32": 1.0})
+        for each in request.sites
     ]
     sites = [replace(each, profile=of) for each, of in zip(request.sites, in_float32, strict=True)]
     with pytest.raises(DoesNotFit):

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flowspec.errors import InputError
-from flowspec.plan.tables import read_toml
 from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.cluster import Device
+from flowspec.runtime.cluster_file import read_cluster_file
 from flowspec.runtime.security.keyfiles import head_keyring
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import is_loopback, split_address
@@ -28,7 +28,7 @@ def keys_folder(cluster: Path) -> Path:
 def cluster_keys(cluster: Path, devices: Sequence[Device]) -> Keyring | None:
     """The keys for a cluster file and its devices, None where it does without; raises `InputError` if it must
     not."""
-    is_insecure = read_toml(cluster, "a cluster file").flag("insecure", False)
+    is_insecure = read_cluster_file(cluster).insecure
     folder = keys_folder(cluster)
     if folder.is_dir() and not is_insecure:
         return head_keyring(folder)

@@ -14,14 +14,17 @@ import stat
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import zmq
+from msgspec import Meta
 from zmq.utils import z85
 
 from flowspec.core.protocol.limits import STAGES_MAX
 from flowspec.errors import InputError
 from flowspec.folders import write_whole
-from flowspec.plan.tables import Table, read_toml
+from flowspec.plan.tables import Table, Text, at, read_toml
 from flowspec.runtime.security.keyring import DEVICE, HEAD, KEY_BYTES, Keyring, check_name, need_curve
 
 ALLOWED = "allowed.toml"
@@ -38,6 +41,23 @@ _ALLOWED_NOTE = (
 
 
 # ---------------------------------------------------------------------------------------------------- reading
+
+
+Listed = Annotated[
+    Mapping[str, str], Meta(max_length=STAGES_MAX, description=f"a table of at most {STAGES_MAX} keys")
+]
+
+
+class AllowedFile(Table, frozen=True, kw_only=True):
+    heads: Listed = msgspec.field(default_factory=dict)
+    devices: Listed = msgspec.field(default_factory=dict)
+
+
+class KeyFile(Table, frozen=True, kw_only=True):
+    name: Text
+    public: str
+    secret: object = None
+    """Of which no error tells."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +114,8 @@ def read_allowed(folder: Path) -> Allowed:
     _check_folder(folder)
     path = folder / ALLOWED
     _check_modes(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "go-w")
-    table = read_toml(path, "the list of a cluster's keys")
-    table.check(("heads", "devices"))
-    heads, devices = (_public_keys(table.table(kind, needed=False)) for kind in ("heads", "devices"))
+    listed = read_toml(path, AllowedFile, "the list of a cluster's keys")
+    heads, devices = _public_keys(path, "heads", listed.heads), _public_keys(path, "devices", listed.devices)
     keys = [*heads.values(), *devices.values()]
     twice = heads.keys() & devices.keys()
     if twice or len(set(keys)) < len(keys):
@@ -107,20 +126,24 @@ def read_allowed(folder: Path) -> Allowed:
     return Allowed(heads=heads, devices=devices)
 
 
-def _public_keys(table: Table) -> dict[str, bytes]:
-    if len(table.data) > STAGES_MAX:
-        raise InputError(f"{table.where}: expected at most {STAGES_MAX} keys, got {len(table.data)}")
-    return {check_name(name): _key(table, name) for name in table.data}
+def _public_keys(path: Path, kind: str, listed: Mapping[str, str]) -> dict[str, bytes]:
+    found = dict[str, bytes]()
+    for name, text in listed.items():
+        with at(path), at(kind), at(check_name(name)):
+            found[name] = _key(text)
+    return found
 
 
 def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, bytes]) -> Keyring:
     need_curve()
     path = folder / f"{name}{SUFFIX}"
     _check_modes(path, stat.S_IRWXG | stat.S_IRWXO, "read", "600")
-    table = read_toml(path, "a secret key")
-    table.check(("name", "public", "secret"))
-    public, secret = _key(table, "public"), _key(table, "secret", shown=False)
-    if table.text("name") != name or zmq.curve_public(z85.encode(secret)) != z85.encode(public):
+    kept = read_toml(path, KeyFile, "a secret key")
+    with at(path), at("public"):
+        public = _key(kept.public)
+    with at(path), at("secret"):
+        secret = _key(kept.secret, shown=False)
+    if kept.name != name or zmq.curve_public(z85.encode(secret)) != z85.encode(public):
         raise InputError(
             f"{path}: expected the key of {name}, its name and both halves fitting; make a new one with "
             "flowspec keygen --force"
@@ -140,15 +163,14 @@ def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, byt
     )
 
 
-def _key(table: Table, key: str, *, shown: bool = True) -> bytes:
-    value = table.data.get(key)
-    if isinstance(value, str) and len(value) == _KEY_CHARS:
+def _key(text: object, *, shown: bool = True) -> bytes:
+    if isinstance(text, str) and len(text) == _KEY_CHARS:
         with contextlib.suppress(ValueError, KeyError, OverflowError):
-            found = bytes(z85.decode(value))
-            if z85.encode(found).decode() == value:
+            found = bytes(z85.decode(text))
+            if z85.encode(found).decode() == text:
                 return found
-    got = f", got {value!r:.60}" if shown else ""  # what is wrong with a secret is not told
-    raise InputError(f"{table.where}: {key}: expected a key of {_KEY_CHARS} characters (Z85){got}")
+    got = f", got {text!r:.60}" if shown else ""  # what is wrong with a secret is not told
+    raise InputError(f"expected a key of {_KEY_CHARS} characters (Z85){got}")
 
 
 def _check_folder(folder: Path) -> None:

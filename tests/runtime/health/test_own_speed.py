@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.model.engines import Cpu
@@ -84,12 +85,12 @@ def test_what_the_user_says_comes_before_what_was_measured_before_a_probe(
 def test_a_told_profile_is_as_fast_as_the_board() -> None:
     for board in map(find_profile, profile_names()):
         told = profile_of(speed_of(board, "given"), int(board.memory_gb * 1e9))
-        packed = {dtype: replace(rates, basis="") for dtype, rates in board.packed.items()}
-        assert told == replace(board, packed=packed, idle_w=0.0, busy_w=0.0, caution="")
+        packed = {dtype: structs.replace(rates, basis="") for dtype, rates in board.packed.items()}
+        assert told == structs.replace(board, packed=packed, idle_w=0.0, busy_w=0.0, caution="")
 
 
 def test_a_precision_that_a_profile_lacks_runs_as_the_slowest() -> None:
-    board = replace(find_profile("raspberry-pi-5"), tflops={"float32": 0.2, "float16": 0.4})
+    board = structs.replace(find_profile("raspberry-pi-5"), tflops={"float32": 0.2, "float16": 0.4})
     assert completed(board, "bfloat16").tflops["bfloat16"] == 0.2
     assert completed(board, "float16") is board
     for precision in PRECISION_BYTES:

@@ -123,6 +123,7 @@ def test_files_that_others_can_get_at_are_not_used(file: str, mode: int, message
     assert device_keyring(folder, "pi-1").name == "pi-1"
 
 
+ONE = '[[device]]\naddress = "127.0.0.1:7700"\n'
 OTHER = "expected the key of pi-1, its name and both halves fitting"
 
 
@@ -220,19 +221,19 @@ def test_a_head_speaks_beyond_loopback_with_keys_or_insecurely(
 ) -> None:
     here, there = Device(name="pi-1", address="127.0.0.1:7700"), Device(name="pi-1", address="192.0.2.1:7700")
     path = tmp_path / "home.toml"
-    path.write_text("")
+    path.write_text(ONE)
     assert cluster_keys(path, [here]) is None
     with pytest.raises(
         InputError,
         match=r"home.keys is missing, .* pi-1 at 192.0.2.1:7700 .*flowspec keygen .*insecure = true",
     ):
         cluster_keys(path, [here, there])
-    path.write_text("insecure = true")
+    path.write_text(f"insecure = true\n{ONE}")
     assert cluster_keys(path, [there]) is None
     assert "whoever is in the network can read" in caplog.text
     unheard_of = Device(name="pi-2", address="no-such-host.invalid:7700")
     assert cluster_keys(path, [unheard_of]) is None, "it is absent, and no mistake"
-    path.write_text("")
+    path.write_text(ONE)
     with pytest.raises(InputError, match=r"home.keys is missing, .* pi-2 at no-such-host.invalid:7700"):
         cluster_keys(path, [unheard_of])
     folder.rename(tmp_path / "home.keys")
@@ -240,7 +241,7 @@ def test_a_head_speaks_beyond_loopback_with_keys_or_insecurely(
         found = cluster_keys(path, devices)
         assert found is not None
         assert found.name == "head"
-    path.write_text("insecure = 1")
+    path.write_text(f"insecure = 1\n{ONE}")
     with pytest.raises(InputError, match="insecure: expected true or false"):
         cluster_keys(path, [here])
 
