@@ -134,7 +134,7 @@ def open_out(bench: Bench, out: Path, command: str = "", *, to_be_tuned: bool = 
         lists=("setups",),
         stays=to_be_tuned,
     )
-    return read_records(out / RESULTS)
+    return read_records(out / RESULTS, Record)
 
 
 def _difference(known: dict[str, Any], new: dict[str, Any], to_be_tuned: bool) -> str | None:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
 
 from flowspec.bench.config import Bench, Setup, Testbed
 from flowspec.bench.drafter_for_each import DrafterForEach
-from flowspec.bench.outcome import read_lines
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of, energy_of
 from flowspec.bench.simulated import Drafters, build, busy_of, submit_of
@@ -24,12 +21,12 @@ from flowspec.draft.protocol import Drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World
+from flowspec.validation import Document
 
 LoadKey = tuple[str, str, int, float, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadAnswer:
+class LoadAnswer(Document, frozen=True, kw_only=True):
     """One answer of a load, in instants of its world's clock."""
 
     user: int
@@ -47,8 +44,7 @@ class LoadAnswer:
         return self.last_s - self.asked_s
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRecord:
+class LoadRecord(Document, frozen=True, kw_only=True):
     """One load as the harness keeps it: `answers` in the order in which they were asked for, and what the
     devices did meanwhile.
 
@@ -76,17 +72,6 @@ class LoadRecord:
     def key(self) -> LoadKey:
         """What tells one load of an experiment from all others."""
         return (self.testbed, self.method, self.users, self.temperature, self.seed)
-
-
-_NAMES = frozenset(field.name for field in fields(LoadRecord))
-
-
-def read_loads(path: Path) -> list[LoadRecord]:
-    """All whole records of a file, as `outcome.read_records`."""
-    return [
-        LoadRecord(**{**each, "answers": [LoadAnswer(**one) for one in each["answers"]]})
-        for each in read_lines(path, _NAMES)
-    ]
 
 
 def drawn(cases: Sequence[PlainCase], count: int, seed: int) -> list[PlainCase]:

@@ -11,15 +11,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
-from pathlib import Path
 
 from flowspec.bench.config import Bench, LoadStep, Setup, Testbed
 from flowspec.bench.drafter_for_each import DrafterForEach
 from flowspec.bench.load import LoadAnswer
-from flowspec.bench.outcome import read_lines
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of
 from flowspec.bench.simulated import Drafters, build, submit_of
@@ -29,6 +26,7 @@ from flowspec.draft.protocol import Drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, World
+from flowspec.validation import Document
 
 BINS = 40
 """Spans of a step for which tokens are counted."""
@@ -38,16 +36,14 @@ DraftersOf = Callable[[PlainCase], Drafters]
 """The models beside the target for one answer to a case."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepAnswer(LoadAnswer):
+class StepAnswer(LoadAnswer, frozen=True, kw_only=True):
     """One answer, asked for in a step as the `turn`th there of its user."""
 
     step: int
     turn: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepSpan:
+class StepSpan(Document, frozen=True, kw_only=True):
     """What happened while a step lasted: in each of its `BINS` the `tokens` that came and the rows that each
     drafter was `asked` about, and for which share of the time each stage was busy."""
 
@@ -56,8 +52,7 @@ class StepSpan:
     stage_busy: list[float]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepsRecord:
+class StepsRecord(Document, frozen=True, kw_only=True):
     """One load of steps as the harness keeps it; `drafters` is how many models beside the target there
     are."""
 
@@ -77,23 +72,6 @@ class StepsRecord:
     def key(self) -> StepsKey:
         """What tells one load of an experiment from all others."""
         return (self.testbed, self.method, self.temperature, self.seed)
-
-
-_NAMES = frozenset(field.name for field in fields(StepsRecord))
-
-
-def read_step_loads(path: Path) -> list[StepsRecord]:
-    """All whole records of a file, as `outcome.read_records`."""
-    return [
-        StepsRecord(
-            **{
-                **each,
-                "answers": [StepAnswer(**one) for one in each["answers"]],
-                "spans": [StepSpan(**one) for one in each["spans"]],
-            }
-        )
-        for each in read_lines(path, _NAMES)
-    ]
 
 
 def starts_of(steps: Sequence[LoadStep]) -> list[float]:

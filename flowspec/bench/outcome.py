@@ -5,22 +5,26 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypeVar
+
+from msgspec import to_builtins
 
 from flowspec.errors import InputError
 from flowspec.folders import why_unread
+from flowspec.plan.tables import among
+from flowspec.validation import Document, Misfit, fit
 
 EXACT, WRONG = "exact", "wrong"
 """How an answer agrees with plain decoding's: all tokens are equal, or not."""
 
+Agreement = Annotated[str, among((EXACT, WRONG))]
+Kept = TypeVar("Kept")
 Key = tuple[str, str, str, float, int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(Document, frozen=True, kw_only=True):
     """Figures of one answer; times in seconds of its world. `tau_s` and `trip_s` are what a slot and a trip
     cost in it.
 
@@ -43,7 +47,7 @@ class Record:
     repeat: int
     new_tokens: int
     finish_reason: str
-    agreement: str
+    agreement: Agreement
     decode_s: float
     time_to_first_token_s: float
     tokens_per_s: float
@@ -74,13 +78,10 @@ class Record:
         return self.time_to_first_token_s + self.decode_s
 
 
-_NAMES = frozenset(field.name for field in fields(Record))
-
-
 def write_records(path: Path, records: Sequence[Any]) -> None:
-    """Appends records (data classes), a line each; half a line that an interruption left is removed first.
+    """Appends records, a line each; half a line that an interruption left is removed first.
     Several processes may do so at once. Raises `InputError` if it cannot be."""
-    lines = "".join(json.dumps(asdict(record)) + "\n" for record in records)
+    lines = "".join(json.dumps(to_builtins(record)) + "\n" for record in records)
     try:
         with path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or its process has ended
@@ -100,31 +101,15 @@ def _remove_half_line(file: BinaryIO) -> None:
         file.truncate(file.read().rfind(b"\n") + 1)
 
 
-def read_records(path: Path) -> list[Record]:
+def read_records(path: Path, kind: type[Kept]) -> list[Kept]:
     """All whole records of a file (none if it is not there); raises `InputError` for another kind of file."""
-    found = [Record(**each) for each in read_lines(path, _NAMES)]
-    strange = next((record.agreement for record in found if record.agreement not in (EXACT, WRONG)), None)
-    if strange is not None:
-        text = f"expected answers that are exact or wrong, got one that is {strange!r}"
-        raise InputError(f"{path}: {text}; an earlier version wrote it: remove it, or give another --out")
-    return found
-
-
-def read_lines(path: Path, names: Collection[str]) -> list[dict[str, Any]]:
-    """The lines of such a file, which have just these names; otherwise as `read_records`."""
     if not path.exists():
         return []
     try:
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        found: list[Any] = [json.loads(line) for line in lines if line.endswith("\n")]
+        return fit([json.loads(line) for line in lines if line.endswith("\n")], list[kind])  # type: ignore[valid-type]
+    except Misfit as misfit:
+        what, why = "results of this version of FlowSpec", str(misfit)
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(
-            f"{path}: expected results of an earlier run, but they cannot be read ({why_unread(error)}); "
-            "remove it, or give another --out"
-        ) from None
-    if not all(isinstance(each, dict) and each.keys() == set(names) for each in found):
-        raise InputError(
-            f"{path}: expected results of this version of FlowSpec, got others; remove it, or give another "
-            "--out"
-        )
-    return found
+        what, why = "results of an earlier run, but they cannot be read", why_unread(error)
+    raise InputError(f"{path}: expected {what} ({why}); remove it, or give another --out")

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text, why_unread
+from flowspec.plan.tables import PRINTABLE
+from flowspec.validation import Misfit, decode_json, expect, fit
+
+NAME_MAX, CHARS_MAX = limits.NAME_CHARS_MAX, limits.PROMPT_CHARS_MAX
+Name = Annotated[str, Meta(pattern=rf"\A\Z|{PRINTABLE}", max_length=NAME_MAX)]
+Turn = Annotated[
+    str, Meta(pattern=r"\S", max_length=CHARS_MAX, description=f"a text of 1 to {CHARS_MAX} characters")
+]
+
+
+class Row(Struct, frozen=True, kw_only=True):
+    """A line of jsonl, of which the rest is for others."""
+
+    turns: Annotated[tuple[Turn, ...], Meta(min_length=1)]
+    question_id: Name | int | float | None = None
+    category: Name | int | float | None = None
+
+    def __post_init__(self) -> None:
+        expect(self.question_id != "", "question_id", "", f"a number or a text of 1 to {NAME_MAX} characters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,32 +73,9 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
-        row = json.loads(line) if path.suffix == ".jsonl" else {"turns": [line.removesuffix("\r")]}
-        turns = row.get("turns") if isinstance(row, dict) else None
-        if not isinstance(turns, list) or not turns:
-            raise ValueError("no turns")
-        if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-            raise ValueError("turns that are no texts")
-        if max(map(len, turns)) > limits.PROMPT_CHARS_MAX:
-            raise ValueError(f"a turn of more than {limits.PROMPT_CHARS_MAX} characters")
-        "".join(turns).encode()  # an escape may stand for half a character
-        return Prompt(
-            prompt_id=_name(row.get("question_id", number)),
-            domain=_name(row.get("category") or path.stem),
-            turns=tuple(turns),
-        )
-    except (ValueError, RecursionError) as error:
-        why = first_line(error, 100)
-        raise InputError(
-            f'{path} line {number}: expected {{"turns": ["..."]}}, got {line!r:.80} ({why})'
-        ) from None
-
-
-def _name(value: object) -> str:
-    """A number or a short text as the name of something; raises `ValueError` for anything else."""
-    name = str(value) if isinstance(value, str | int | float) else ""
-    if not name.isprintable() or not 0 < len(name) <= limits.NAME_CHARS_MAX:
-        raise ValueError(
-            f"question_id or category: no number or text of 1 to {limits.NAME_CHARS_MAX} characters"
-        )
-    return name
+        row = decode_json(line, Row) if path.suffix == ".jsonl" else fit({"turns": [line.rstrip("\r")]}, Row)
+    except (Misfit, msgspec.DecodeError, RecursionError) as error:
+        told, why = '{"turns": ["..."]}', first_line(error, 100)
+        raise InputError(f"{path} line {number}: expected {told}, got {line!r:.80} ({why})") from None
+    name = number if row.question_id is None else row.question_id
+    return Prompt(prompt_id=str(name), domain=str(row.category or path.stem), turns=row.turns)

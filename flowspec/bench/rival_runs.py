@@ -6,18 +6,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import as_completed
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import structs
 
 from flowspec.bench.bench import RESULTS, Step
 from flowspec.bench.config import OURS, Setup
-from flowspec.bench.outcome import read_lines, write_records
+from flowspec.bench.outcome import write_records
 from flowspec.bench.planned import first_token_s, simulated, testbed_of
 from flowspec.bench.rival_experiment import Cell, RivalExperiment, cells_of, request_of
 from flowspec.bench.simulated import stage_curves
 from flowspec.bench.workers import interrupted_later, open_pool
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan
 from flowspec.plan.sites import PlanRequest
+from flowspec.validation import Document
 
 SPEC_PIPE = "pipedec"
 FIRST = 60_000_000
@@ -29,8 +32,7 @@ LONGER = 1.5
 Key = tuple[str, str, str, float, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RivalRecord:
+class RivalRecord(Document, frozen=True, kw_only=True):
     """Simulated answers, or why there are none: no tokens where the model does not fit (`boards` 0), or not
     with a drafter. `error` is the standard error of their rate as a share of it, 0 for a single one;
     `plain_tokens_per_s` is the plan's rate without guesses."""
@@ -52,19 +54,12 @@ class RivalRecord:
         return (self.testbed, self.network, self.model, self.acceptance, self.method)
 
 
-_NAMES = frozenset(field.name for field in fields(RivalRecord))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RivalWork:
     """What of a cell is still to be run, as (acceptance, method)."""
 
     cell: Cell
     todo: tuple[tuple[float, str], ...]
-
-
-def read_rival_records(path: Path) -> list[RivalRecord]:
-    return [RivalRecord(**each) for each in read_lines(path, _NAMES)]
 
 
 def pending(bench: RivalExperiment, done: set[Key]) -> Iterator[RivalWork]:
@@ -155,7 +150,7 @@ def _record(
     if plan is None:
         return found
     used = {stage.site.name for stage in plan.stages} | {plan.head.name}
-    found = replace(
+    found = structs.replace(
         found,
         boards=len(used),
         plain_tokens_per_s=plan.plain.tokens_per_s,
@@ -172,7 +167,7 @@ def _record(
         first=FIRST,
         setup=setup_of(method, request, plan),
     )
-    return replace(found, tokens=sum(made.tokens), seconds=sum(made.seconds), error=made.error)
+    return structs.replace(found, tokens=sum(made.tokens), seconds=sum(made.seconds), error=made.error)
 
 
 def setup_of(method: str, request: PlanRequest, plan: Plan) -> Setup:

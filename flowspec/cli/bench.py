@@ -52,10 +52,10 @@ from flowspec.bench.console import progress
 from flowspec.bench.drafting import RANDOM
 from flowspec.bench.experiments import find_experiment, shipped_experiments
 from flowspec.bench.html_report import write_report
-from flowspec.bench.load import read_loads
+from flowspec.bench.load import LoadRecord
 from flowspec.bench.load_runs import run_loads
 from flowspec.bench.load_runs import total as load_total
-from flowspec.bench.load_steps import read_step_loads
+from flowspec.bench.load_steps import StepsRecord
 from flowspec.bench.outcome import WRONG, Record, read_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.report import few, markdown, show
@@ -201,16 +201,14 @@ def run(args: argparse.Namespace) -> int:
     done = open_out(bench, out, command_of(args.words))
     with _interruptible(lambda: f"{plain.kept(out / ANSWERS)} plain answers in {out}", args):
         cases = read_cases(bench, out / ANSWERS)
-    if bench.users:
-        of = load_total(bench, cases)
-        with _interruptible(lambda: f"{len(read_loads(out / LOADS))} of {of} loads in {out}", args):
-            return _loads(bench, cases, out, args)
-    if bench.steps:
-        of = load_steps_runs.total(bench, cases)
-        with _interruptible(lambda: f"{len(read_step_loads(out / LOADS))} of {of} loads in {out}", args):
-            return _step_loads(bench, cases, out, args)
+    if bench.users or bench.steps:
+        kind: Any = LoadRecord if bench.users else StepsRecord
+        run, count = (_loads, load_total) if bench.users else (_step_loads, load_steps_runs.total)
+        of = count(bench, cases)
+        with _interruptible(lambda: f"{len(read_records(out / LOADS, kind))} of {of} loads in {out}", args):
+            return run(bench, cases, out, args)
     of = total(bench, cases)
-    with _interruptible(lambda: f"{len(read_records(out / RESULTS))} of {of} answers in {out}", args):
+    with _interruptible(lambda: f"{len(read_records(out / RESULTS, Record))} of {of} answers in {out}", args):
         return _answers(bench, cases, done, out, args)
 
 
@@ -253,7 +251,7 @@ def _answers(
 
 
 def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
-    done = read_loads(out / LOADS)
+    done = read_records(out / LOADS, LoadRecord)
     with progress(STARTING[bench.world], load_total(bench, cases), len(done), quiet=args.json) as step:
         records = run_loads(bench, cases, done, out, args.jobs, step)
     summary = load_summary.summarise(bench.name, bench.world, records)
@@ -263,7 +261,7 @@ def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.N
 
 
 def _step_loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
-    done = read_step_loads(out / LOADS)
+    done = read_records(out / LOADS, StepsRecord)
     of = load_steps_runs.total(bench, cases)
     with progress(STARTING[bench.world], of, len(done), quiet=args.json) as step:
         records = load_steps_runs.run_step_loads(bench, cases, done, out, args.jobs, step)

@@ -12,8 +12,9 @@ from flowspec.bench import plots, rival_report
 from flowspec.bench.bench import RESULTS
 from flowspec.bench.console import progress
 from flowspec.bench.out_folder import open_folder
+from flowspec.bench.outcome import read_records
 from flowspec.bench.rival_experiment import RivalExperiment, read_rivals
-from flowspec.bench.rival_runs import read_rival_records, run_rivals, total
+from flowspec.bench.rival_runs import RivalRecord, run_rivals, total
 from flowspec.bench.setting import command_of
 from flowspec.cli.bench_request import JOBS_MAX
 from flowspec.cli.terminal import note
@@ -48,12 +49,12 @@ def run_rival_bench(args: argparse.Namespace, path: Path) -> int:
         raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
     out = args.out or Path("results") / f"{bench.name}-simulated"
     open_folder(bench, out, command_of(args.words), results=(RESULTS,))
-    done = read_rival_records(out / RESULTS)
+    done = read_records(out / RESULTS, RivalRecord)
     try:
         with progress("starting processes", total(bench), len(done), quiet=args.json) as step:
             records = run_rivals(bench, done, out, args.jobs, step)
     except KeyboardInterrupt:
-        kept = f"{len(read_rival_records(out / RESULTS))} of {total(bench)} answers in {out}"
+        kept = f"{len(read_records(out / RESULTS, RivalRecord))} of {total(bench)} answers in {out}"
         raise KeyboardInterrupt(f"kept {kept}; go on with: {command_of(args.words)}") from None
     summary = rival_report.summarise(bench, records)
     summary["command"] = command_of(args.words)

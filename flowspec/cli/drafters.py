@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             "for which others published some"
         )
     if found.target is None:
-        names = [target.model for target in table()[0]]
+        names = [target.model for target in table().targets]
         hint = meant(args.model, names) or f"; there are some for {', '.join(names[-1:-4:-1])} and others"
         if os.path.exists(args.model):
             hint = f"; without one {FALLBACK} guesses, from what came before in the text"

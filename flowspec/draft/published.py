@@ -7,15 +7,14 @@ drafter was tried for the table. Whether FlowSpec runs a layout is for the kinds
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from flowspec.model.files import ModelFiles
 from flowspec.model.hub import cached
 from flowspec.plan.accepted_length import share_right
+from flowspec.validation import Document, decode_json
 
 TABLE = Path(__file__).with_name("published.json")
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -26,8 +25,7 @@ _PACKED = re.compile(
 """What those who pack a model add to its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class Measured(Document, frozen=True, kw_only=True):
     """An accepted length as published: the mean of tokens a round, the target's own among them.
 
     `drafted` is the length of the chain that was guessed, or the name of a tree; None where it is not said,
@@ -45,8 +43,7 @@ class Measured:
         return share_right(self.length, self.drafted)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class Published(Document, frozen=True, kw_only=True):
     """A row: a drafter's repository, its layout, and the repositories of its targets.
 
     `files` is the form of its weights (safetensors, bin), `shape` a name of `plan.shape` for a language
@@ -75,43 +72,33 @@ class Published:
         return None if self.told is None else self.told.share
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(Document, frozen=True, kw_only=True):
     """A model that drafters were published for; `shape` names its shape, where the planner knows it."""
 
     model: str
     shape: str | None
 
 
+class Everything(Document, frozen=True, kw_only=True):
+    targets: tuple[Target, ...]
+    drafters: tuple[Published, ...]
+
+
 @functools.cache
-def table() -> tuple[tuple[Target, ...], tuple[Published, ...]]:
-    """All targets, and all drafters."""
-    read = json.loads(TABLE.read_text("utf-8"))
-    return (
-        tuple(Target(**each) for each in read["targets"]),
-        tuple(
-            Published(
-                **{
-                    **each,
-                    "targets": tuple(each["targets"]),
-                    "measured": tuple(Measured(**one) for one in each["measured"]),
-                }
-            )
-            for each in read["drafters"]
-        ),
-    )
+def table() -> Everything:
+    return decode_json(TABLE.read_bytes(), Everything)
 
 
 def drafters_of(target: Target) -> list[Published]:
     """The rows for a target, as the table has them."""
-    return [row for row in table()[1] if target.model in row.targets]
+    return [row for row in table().drafters if target.model in row.targets]
 
 
 def target_of(model: str, files: ModelFiles | None = None) -> Target | None:
     """The target that a model is, whoever packed it or how; None for one that is not in the table.
 
     It is known by its name or, where `files` of it are here, by what they say that it was made of."""
-    named = {_plain(target.model): target for target in table()[0]}
+    named = {_plain(target.model): target for target in table().targets}
     for name in _names(model):
         if found := named.get(_plain(name)):
             return found

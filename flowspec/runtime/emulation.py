@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from flowspec.errors import ClusterError
 from flowspec.plan.timing import Curve, LinkSpec
+from flowspec.validation import fit
 from flowspec.wire.codec import Tensor
 
 COARSE_S = 0.001
@@ -109,15 +110,7 @@ def devices_to_json(devices: Sequence[DeviceEmulation]) -> str:
 
 
 def devices_from_json(text: str) -> tuple[DeviceEmulation, ...]:
-    return tuple(
-        DeviceEmulation(
-            layers=Curve(**entry["layers"]),
-            sampling=Curve(**entry["sampling"]),
-            outgoing=LinkSpec(**entry["outgoing"]),
-            **{name: entry[name] for name in ("row_bytes", "layer_count", "cool_s", "heat")},
-        )
-        for entry in json.loads(text)
-    )
+    return fit(json.loads(text), tuple[DeviceEmulation, ...])
 
 
 def wait_until(

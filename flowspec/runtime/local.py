@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -18,6 +17,7 @@ from flowspec.child_process import python_module
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.emulation import DeviceEmulation, devices_to_json
+from flowspec.validation import decode_json
 
 SEE_LOGS = "run again with -v to see their logs"
 NO_MEMORY = 128 + signal.SIGKILL
@@ -103,7 +103,7 @@ class LocalCluster:
                     why = self._why_ended() if ready else late
                     raise ClusterError(f"expected {self.count} local daemons, but {why}")
                 text += chunk
-        found = [LocalDaemon(**json.loads(line)) for line in text.splitlines()]
+        found = [decode_json(line, LocalDaemon) for line in text.splitlines()]
         self._daemons = sorted(found, key=lambda daemon: daemon.name)
         return self._daemons
 

@@ -30,7 +30,7 @@ from flowspec.bench.outcome import EXACT, Record, read_records, write_records
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.prompts import Prompt
 from flowspec.bench.rival_experiment import read_rivals
-from flowspec.bench.rival_runs import read_rival_records
+from flowspec.bench.rival_runs import RivalRecord
 from flowspec.bench.rival_runs import total as total_of_rivals
 from flowspec.bench.virtual_runs import VirtualRuns, open_workers
 from flowspec.cli.main import main
@@ -62,7 +62,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     out = tmp_path_factory.mktemp("whole") / "deep" / "er"
     step = Steps()
     found = finish(BENCH, out, step=step)
-    assert read_records(out / RESULTS) == found
+    assert read_records(out / RESULTS, Record) == found
     assert step.told == [("answers", 1)] * 16
     return found
 
@@ -86,7 +86,7 @@ def test_every_answer_has_one_whole_record_however_many_processes_there_are(
     ]
     step = Steps()
     assert in_order(BENCH, cases, finish(BENCH, tmp_path, 2, step)) == ordered
-    assert in_order(BENCH, cases, read_records(tmp_path / RESULTS)) == ordered
+    assert in_order(BENCH, cases, read_records(tmp_path / RESULTS, Record)) == ordered
     assert step.answers == 16
 
 
@@ -113,7 +113,7 @@ def test_an_interruption_leaves_what_is_done_on_disk(whole: list[Record], tmp_pa
     for done in (1, 2, 3):
         with pytest.raises(KeyboardInterrupt):
             run_simulated(BENCH, read_cases(BENCH, None), open_out(BENCH, tmp_path), tmp_path, 1, interrupt)
-        assert read_records(tmp_path / RESULTS) == whole[:done]
+        assert read_records(tmp_path / RESULTS, Record) == whole[:done]
 
 
 def test_records_of_several_writers_at_once_are_all_whole(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_records_of_several_writers_at_once_are_all_whole(tmp_path: Path) -> Non
     long = [record("ar", str(at) * 20_000, 1, 1.0) for at in range(8)]  # of several writes each
     with ThreadPoolExecutor(len(long)) as pool:
         list(pool.map(lambda one: [write_records(path, [one]) for _ in range(20)], long))
-    found = read_records(path)
+    found = read_records(path, Record)
     assert len(found) == 20 * len(long)
     assert all(found.count(one) == 20 for one in long)
 
@@ -134,15 +134,15 @@ def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) ->
         write_records(path, [one])
         with path.open("a") as file:
             file.write('{"method": "ar", "prom')
-        assert read_records(path) == [one]
+        assert read_records(path, Record) == [one]
         write_records(path, [two])
-        assert read_records(path) == [one, two]
+        assert read_records(path, Record) == [one, two]
     with pytest.raises(InputError, match=r"expected a file that can be written \(Is a directory\)"):
         write_records(tmp_path, [one])
     for text in ('{"a": 1}\n', "[]\n", "nonsense\n", "\x00\n", path.read_text().replace('"exact"', '"near"')):
         path.write_text(text)
         with pytest.raises(InputError, match=r"r\.jsonl: expected (results|answers)"):
-            read_records(path)
+            read_records(path, Record)
 
 
 def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_small_experiment_of_rivals_is_run_and_gone_on_with(
     args = ["bench", "--experiment", str(path), "--out", str(out), "--jobs", "1"]
     assert main([*args, "--json", "--no-plots"]) == 0
     summary = json.loads(capsys.readouterr().out)
-    records = read_rival_records(out / RESULTS)
+    records = read_records(out / RESULTS, RivalRecord)
     assert len(records) == total_of_rivals(read_rivals(path)) == 6, "SpecPipe is simulated at one acceptance"
     tiny, large = summary["cells"]
     assert tiny["fits"]

@@ -21,7 +21,7 @@ from flowspec.bench.bench import RESULTS
 from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.config import CLUSTER, EMULATED, SYNTHETIC, Bench, Setup
 from flowspec.bench.live import places, run_live
-from flowspec.bench.outcome import EXACT, WRONG, read_records
+from flowspec.bench.outcome import EXACT, WRONG, Record, read_records
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.recording import agreement_of
 from flowspec.bench.simulated import sampling_curve, stage_curves
@@ -119,7 +119,7 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
     assert [(one.method, one.prompt_id) for one in found] == [
         (name, f"case {at}") for name in ("ar", "small") for at in (0, 1)
     ]
-    assert read_records(tmp_path / RESULTS) == found
+    assert read_records(tmp_path / RESULTS, Record) == found
     assert step.answers == 4
     assert step.told[0] == ("two boards, ar: warming up", 0)
 
@@ -162,7 +162,7 @@ def test_emulated_boards_answer_exactly_in_their_time_and_only_what_is_missing(
     assert [text for text, _ in step.told if text.endswith("warming up")] == [
         f"two boards, {name}: warming up" for name in ("ar", "small", "ar")
     ], "methods take turns"
-    assert read_records(tmp_path / RESULTS)[4:] == again[3:]
+    assert read_records(tmp_path / RESULTS, Record)[4:] == again[3:]
     assert all(one.agreement == EXACT for one in again)
     assert run_live(bench, cases, again, tmp_path, step, ignore) == (again, {})
 
@@ -203,14 +203,14 @@ def test_a_cluster_as_it_is_keeps_what_is_done(
     with pytest.raises(ClusterError if is_lost else KeyboardInterrupt) as caught:
         run_live(bench, cases, [], tmp_path, end, ignore)
     assert children() <= before, "no process is left"
-    done = read_records(tmp_path / RESULTS)
+    done = read_records(tmp_path / RESULTS, Record)
     assert len(done) == 1
     if is_lost:
         (line,) = str(caught.value).splitlines()
         assert "was lost" in line
         return
     found, traces = run_live(bench, cases, done, tmp_path, Steps(), ignore)
-    assert read_records(tmp_path / RESULTS) == found
+    assert read_records(tmp_path / RESULTS, Record) == found
     assert len(found) == 4
     assert {(one.world, one.testbed, one.agreement, one.energy_j) for one in found} == {
         ("cluster", "2 local processes", EXACT, 0.0)

@@ -16,18 +16,17 @@ from msgspec import structs
 from flowspec.bench import simulated
 from flowspec.bench.bench import read_cases
 from flowspec.bench.config import AR, Bench, DeclaredDrafter, LoadStep, Setup
-from flowspec.bench.load import LoadAnswer, LoadRecord, drawn, read_loads, run_load
+from flowspec.bench.load import LoadAnswer, LoadRecord, drawn, run_load
 from flowspec.bench.load_runs import LoadWork, loads_of
 from flowspec.bench.load_steps import (
     BINS,
     StepsRecord,
     dealt,
-    read_step_loads,
     run_step_load,
     starts_of,
 )
 from flowspec.bench.load_summary import figures, jain
-from flowspec.bench.outcome import EXACT, WRONG, write_records
+from flowspec.bench.outcome import EXACT, WRONG, read_records, write_records
 from flowspec.bench.synthetic import synthetic_cases
 from flowspec.bench.virtual_runs import VirtualRuns
 from flowspec.cli.main import main
@@ -158,12 +157,12 @@ def test_the_command_writes_loads_and_goes_on_where_it_was(
     assert main(asked) == 0
     assert json.loads(capsys.readouterr().out) == summary
     assert sorted(path.read_text().splitlines(keepends=True)) == sorted(lines)
-    read = read_step_loads if text == STEPS else read_loads
-    write_records(tmp_path / "again.jsonl", read(path))
+    kind: Any = StepsRecord if text == STEPS else LoadRecord
+    write_records(tmp_path / "again.jsonl", read_records(path, kind))
     assert (tmp_path / "again.jsonl").read_text() == path.read_text()
     path.write_text(json.dumps({**json.loads(lines[0]), "more": 1}) + "\n")
     with pytest.raises(InputError, match="results of this version"):
-        read(path)
+        read_records(path, kind)
 
 
 SINGLE = Setup(name="continuous", method="continuous", drafters=("all",))

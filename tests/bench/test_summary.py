@@ -10,7 +10,6 @@ import json
 import random
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,9 @@ def summary_of(records: Sequence[Record]) -> dict[str, Any]:
 
 def test_a_domains_rate_is_tokens_by_time_and_overall_is_the_harmonic_mean() -> None:
     whole, others = record("ar", "a", 10, 5.0), record("ar", "a", 5, 2.0, seed=2)
-    assert sums([whole, others, replace(others, repeat=1, decode_s=3.0)]) == {"chat": {"a": (20.0, 10.0)}}
+    assert sums([whole, others, structs.replace(others, repeat=1, decode_s=3.0)]) == {
+        "chat": {"a": (20.0, 10.0)}
+    }
     records = [whole, record("ar", "b", 2, 1.0), record("ar", "c", 8, 1.0, domain="sums")]
     short = [record("ar", "d", 0, 0.0), record("ar", "e", 3, 0.0)]
     assert rates(sums([*records, *short])) == {"chat": 2.0, "sums": 8.0, OVERALL: pytest.approx(3.2)}

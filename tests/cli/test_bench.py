@@ -21,7 +21,7 @@ import pytest
 from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import RESULTS, TUNED_FILE, open_out
 from flowspec.bench.out_folder import EXPERIMENT
-from flowspec.bench.outcome import WRONG, read_records, write_records
+from flowspec.bench.outcome import WRONG, Record, read_records, write_records
 from flowspec.cli import bench as bench_command
 from flowspec.cli.bench import _tuned, _verdict
 from flowspec.cli.bench_request import kinder, pick_experiment
@@ -58,7 +58,7 @@ def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path:
     made = {*("report.html", "summary.json", "summary.md", "speedup.png", "timeline.png", "trace.json")}
     made |= {EXPERIMENT, RESULTS, "recording-ar.json", "recording-continuous.json"}
     assert {path.name for path in out.iterdir()} == made
-    records = read_records(out / RESULTS)
+    records = read_records(out / RESULTS, Record)
     assert len(records) == 8
     assert {one.agreement for one in records} == {"exact"}
     assert summary["setting"]["command"].startswith(f"flowspec bench --experiment {tiny} ")
@@ -204,7 +204,7 @@ def check_interrupted(command: subprocess.Popen[str], results: Path) -> None:
     check_gone(command)
     assert isinstance(command.args, list)
     again = shlex.join(["flowspec", *map(str, command.args[len(COMMAND) - 1 :])])
-    kept = f"{len(read_records(results))} of {4 * LONG} answers in {results.parent}"
+    kept = f"{len(read_records(results, Record))} of {4 * LONG} answers in {results.parent}"
     assert err == f"flowspec bench: interrupted; kept {kept}; go on with: {again}\n"
 
 
@@ -223,17 +223,17 @@ def test_a_command_that_is_ended_keeps_what_is_done_and_the_next_run_finishes(
         else:
             os.killpg(command.pid, end)  # as a terminal does; workers are just starting
             check_interrupted(command, results)
-    done = read_records(results)
+    done = read_records(results, Record)
     command = long()
-    wait_for(lambda: len(read_records(results)) > len(done), command)
+    wait_for(lambda: len(read_records(results, Record)) > len(done), command)
     os.kill(command.pid, signal.SIGTERM)
     check_interrupted(command, results)
-    found = read_records(results)
+    found = read_records(results, Record)
     assert found[: len(done)] == done
     done = found
     assert 0 < len(done) < 4 * LONG
     whole = run("bench", "--experiment", tiny, "--out", out, "--jobs", "1", "--json")
     assert (whole.json["answers"], whole.err) == (4 * LONG, "")
-    found = read_records(results)
+    found = read_records(results, Record)
     assert found[: len(done)] == done
     assert len({one.key for one in found}) == len(found) == 4 * LONG
