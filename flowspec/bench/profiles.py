@@ -14,7 +14,6 @@ the one under which the other shares come out best, so few figures stand for all
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,7 +31,7 @@ from flowspec.plan.tables import (
     among,
     read_toml,
     some_tables,
-    toml_text,
+    toml_of,
 )
 from flowspec.validation import NOTHING, Misfit, expect
 
@@ -206,21 +205,5 @@ def read_profile(path: Path) -> Profile:
 
 def profile_text(profile: Profile) -> str:
     """As `read_profile` takes it; figures of one distance are a line."""
-    lines = [
-        f"basis = {toml_text(profile.basis)}",
-        f"source = {toml_text(profile.source)}",
-        f"reads = {toml_text(profile.reads)}",
-        *([f"depths = {json.dumps(list(profile.depths))}"] if profile.depths else []),
-        f"within = {json.dumps(list(profile.within))}",
-    ]
-    if profile.files:
-        lines += [
-            "",
-            "[files]",
-            *(f"{toml_text(name)} = {toml_text(of)}" for name, of in profile.files.items()),
-        ]
-    for each in profile.shares:
-        lines += ["", "[[domain]]", f"name = {toml_text(each.domain)}", f"temperature = {each.temperature:g}"]
-        lines += [f"tokens = {json.dumps(list(each.tokens))}"] if each.tokens else []
-        lines += ["shares = [", *(f"  {json.dumps(list(row))}," for row in each.shares), "]"]
-    return "\n".join(lines) + "\n"
+    found = to_builtins(profile)
+    return toml_of({name: found[name] for name in found if name != "name"})

@@ -9,12 +9,10 @@ experiment's first temperature decides: with coupled drafting trees that are goo
 from __future__ import annotations
 
 import json
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from msgspec import structs
 
@@ -27,6 +25,8 @@ from flowspec.bench.summary import TUNED
 from flowspec.bench.virtual_runs import VirtualRuns, Work, Workers, open_workers
 from flowspec.core.methods import ALL, METHODS
 from flowspec.errors import FlowSpecError
+from flowspec.folders import write_whole
+from flowspec.plan.tables import toml_of
 
 ANSWERS = "tuning-answers.json"
 PROMPTS = 6
@@ -140,19 +140,9 @@ def _mean_rate(records: Sequence[Record]) -> float:
 
 
 def _write(path: Path, setups: Sequence[Setup]) -> None:
-    tables = [_table(setup) for setup in setups]
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(
-        "# Found by `flowspec bench --tune`; delete it to tune again.\n\n" + "\n".join(tables), "utf-8"
-    )
-    os.replace(part, path)
-
-
-def _table(setup: Setup) -> str:
-    entries: dict[str, Any] = {
-        "name": setup.name,
-        "method": setup.method,
-        "testbeds": list(setup.testbeds),
-        **setup.options,
-    }
-    return "[[method]]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in entries.items())
+    tables = [
+        {"name": each.name, "method": each.method, "testbeds": each.testbeds, **each.options}
+        for each in setups
+    ]
+    note = "# Found by `flowspec bench --tune`; delete it to tune again.\n\n"
+    write_whole(path, (note + toml_of({"method": tables})).encode())

@@ -19,7 +19,7 @@ from flowspec.cli.terminal import note
 from flowspec.core.protocol.facts import Facts
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
-from flowspec.plan.tables import toml_text
+from flowspec.plan.tables import toml_of
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.discovery import Announced, find_announced
 from flowspec.runtime.health.examine import ask_all
@@ -155,7 +155,7 @@ def write(path: Path, seen: Sequence[SeenDaemon]) -> None:
         while name in names:
             name, number = f"{each.announced.name}-{number}", number + 1
         names.add(name)
-        lines += ["", "[[device]]", f"name = {toml_text(name)}", f"address = {toml_text(each.address)}"]
+        lines += ["", toml_of({"device": [{"name": name, "address": each.address}]}).rstrip()]
         lines.append(f"# {mib(each.announced.memory_bytes)}, {each.state} when it was found")
     try:
         path.write_text("\n".join(lines) + "\n", "utf-8")

@@ -13,7 +13,7 @@ import datetime
 import json
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import PACKED, PRECISIONS, UNPACKED
 from flowspec.errors import InputError
-from flowspec.plan.tables import toml_text
+from flowspec.plan.tables import toml_of
 from flowspec.runtime.health.own_speed import kept_profile
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     basis = f"measured by flowspec profile on {datetime.date.today().isoformat()}"
     profile = fit(measured, machine, out.stem, basis)
     source = basis if here.is_cpu else f"{basis}, torch {torch_version()}"
-    text = "\n".join(profile_lines(profile, machine, measured, peers, host, source)) + "\n"
+    text = profile_text(profile, machine, measured, peers, host, source)
     _check_out(out, args.force or args.keep)
     try:
         out.write_text(text, "utf-8")
@@ -246,20 +246,24 @@ def raw(machine: MeasuredMachine, measured: MachineTimes, peers: Sequence[Measur
     }
 
 
-def profile_lines(
+def profile_text(
     profile: DeviceProfile,
     machine: MeasuredMachine,
     measured: MachineTimes,
     peers: Sequence[MeasuredPeer],
     host: str,
     source: str,
-) -> Iterator[str]:
+) -> str:
     """The file, every number with where it is from."""
+    from flowspec.model.accelerator import accelerator_of
+    from flowspec.model.arithmetic.compiled import threads
+
+    (dtype,) = profile.tflops
     comments = {
         "gb": "all of the device's memory",
         "gb_per_s": f"{source}: fitted to layers of few rows",
         "efficiency": "what is measured is what is reached",
-        profile_dtype(profile): f"{source}: fitted to layers of many rows",
+        dtype: f"{source}: fitted to layers of many rows",
         "tflops": f"{source}: fitted to layers of many rows",
         "serial": f"{source}: the share of computing that reading does not hide",
         "basis": "for people",
@@ -267,47 +271,12 @@ def profile_lines(
         "expert_us": f"{source}: tiny layers with few and many experts a row",
         "pass_us": f"{source}: tiny layers",
     }
-    from flowspec.model.accelerator import accelerator_of
-    from flowspec.model.arithmetic.compiled import threads
-
-    kind = accelerator_of(machine.device).name
-    yield f"# {source}. No [power]: it has to be read from a meter."
-    yield f"description = {toml_text(f'{host} ({kind}, {threads()} threads)')}"
-    for title, table in numbers(profile).items():
-        yield f"\n[{title}]"
-        for key, value in table.items():
-            yield f"{key} = {_value(value)}  # {comments[key]}"
-    found = raw(machine, measured, peers)
-    yield f"\n# {source}; milliseconds by rows"
-    yield "[measured]"
-    yield f"dtype = {toml_text(found['dtype'])}"
-    yield f"device = {toml_text(found['device'])}"
-    yield f"lm_head_size = {[measured.lm_head_shape.hidden, measured.lm_head_shape.vocabulary]}"
-    for key in ("kernels", "tiny_pass_ms", "tiny_experts_pass_ms", "lm_head_ms", "drafter_ms"):
-        yield f"{key} = {_inline(found[key])}"
-    by_title = {f"layer_ms.{dtype}": by_width for dtype, by_width in found["layer_ms"].items()}
-    for title, tables in {**by_title, "links": found["links"]}.items():
-        if tables:
-            yield f"\n[measured.{title}]"
-        for key, values in tables.items():
-            yield f"{toml_text(key)} = {_inline(values)}"
-
-
-def profile_dtype(profile: DeviceProfile) -> str:
-    (dtype,) = profile.tflops
-    return dtype
-
-
-def _value(value: float | str) -> str:
-    return toml_text(value) if isinstance(value, str) else repr(value)
-
-
-def _inline(values: Mapping[str, float | str]) -> str:
+    about = f"{host} ({accelerator_of(machine.device).name}, {threads()} threads)"
+    size = [measured.lm_head_shape.hidden, measured.lm_head_shape.vocabulary]
+    times = {"lm_head_size": size, **raw(machine, measured, peers)}
     return (
-        "{ "
-        + ", ".join(
-            f"{toml_text(key) if not key.isidentifier() else key} = {_value(value)}"
-            for key, value in values.items()
-        )
-        + " }"
+        f"# {source}. No [power]: it has to be read from a meter.\n"
+        + toml_of({"description": about, **numbers(profile)}, comments)
+        + f"\n# {source}; milliseconds by rows\n"
+        + toml_of({"measured": times})
     )

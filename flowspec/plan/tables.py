@@ -7,9 +7,9 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from msgspec import Meta
 
@@ -81,8 +81,31 @@ def at(place: object) -> Iterator[None]:
         raise InputError(f"{place}: {said.removeprefix(f'{place}: ')}") from None
 
 
-def toml_text(text: str) -> str:
-    """A text as a TOML string; JSON's escapes are TOML's but for surrogates, which names cannot hold."""
-    return json.dumps(
-        "".join(character if character.isprintable() else "?" for character in text), ensure_ascii=False
-    )
+def toml_of(table: Mapping[str, Any], comments: Mapping[str, str] = {}, within: str = "") -> str:
+    """A table as TOML, what is None or empty left out, with comments by key; `within` are the names before
+    those of its tables, whose own may have dots."""
+    lines, tables = [], []
+    for key, value in table.items():
+        rows = [value] if isinstance(value, Mapping) else value
+        if isinstance(rows, list | tuple) and rows and isinstance(rows[0], Mapping):
+            name = within + (key if re.fullmatch(r"[\w.-]+", key, re.ASCII) else _value(key))
+            form = "[{}]" if rows is not value else "[[{}]]"
+            found = [toml_of(each, comments, f"{name}.") for each in rows]
+            tables += [each if each[:1] in ("", "[") else f"{form.format(name)}\n{each}" for each in found]
+        elif value not in (None, (), []):
+            bare = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _value(key)
+            comment = f"  # {comments[key]}" if key in comments else ""
+            lines.append(f"{bare} = {_value(value)}{comment}\n")
+    return "\n".join(filter(None, ("".join(lines), *tables)))
+
+
+def _value(value: Any) -> str:
+    """JSON's escapes are TOML's but for surrogates, which names cannot hold."""
+    if isinstance(value, str):
+        shown = "".join(character if character.isprintable() else "?" for character in value)
+        return json.dumps(shown, ensure_ascii=False)
+    if not isinstance(value, list | tuple):
+        return json.dumps(value)
+    items = list(map(_value, value))
+    is_flat = not isinstance(value[0], list | tuple)
+    return f"[{', '.join(items)}]" if is_flat else "[\n" + "".join(f"  {each},\n" for each in items) + "]"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowspec.errors import InputError
-from flowspec.plan.tables import toml_text
+from flowspec.plan.tables import toml_of
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.security.cluster_keys import keys_folder
@@ -33,6 +33,7 @@ class Cluster:
     <BLANKLINE>
     [[device]]
     address = "192.168.1.22:7700"
+    <BLANKLINE>
     """
 
     devices: Sequence[str | Device]
@@ -43,19 +44,22 @@ class Cluster:
 
     def text(self) -> str:
         """As a cluster file."""
-        links = ", ".join(toml_text(link) for link in self.links)
-        lines = [f"insecure = {str(self.insecure).lower()}"]
-        lines += [f"links = [{links}]"] if links else []  # a file's list is never empty
-        for each in self.devices:
-            device = each if isinstance(each, Device) else Device(name="", address=each)
-            lines += ["", "[[device]]", f"address = {toml_text(device.address)}"]
-            texts = {"name": device.name, "profile": device.profile, "ssh": device.ssh}
-            lines += [f"{key} = {toml_text(value)}" for key, value in texts.items() if value]
-            lines += [f"layers = {list(device.layers)}"] if device.layers is not None else []
-            lines += [f'memory = "{device.memory_bytes}"'] if device.memory_bytes is not None else []
-        for model, place in self.drafters.items():
-            lines += ["", "[[drafter]]", f"model = {toml_text(model)}", f"device = {toml_text(place)}"]
-        return "\n".join(lines)
+        known = [each if isinstance(each, Device) else Device(name="", address=each) for each in self.devices]
+        devices = [
+            {
+                "address": each.address,
+                "name": each.name or None,
+                "profile": each.profile or None,
+                "ssh": each.ssh or None,
+                "layers": each.layers,
+                "memory": each.memory_bytes,
+            }
+            for each in known
+        ]
+        drafters = [{"model": model, "device": place} for model, place in self.drafters.items()]
+        return toml_of(
+            {"insecure": self.insecure, "links": self.links, "device": devices, "drafter": drafters}
+        )
 
     @contextlib.contextmanager
     def file(self) -> Iterator[Path]:

@@ -17,7 +17,7 @@ from flowspec.bench.measure import (
     step_count,
 )
 from flowspec.bench.random_models import RandomFiles
-from flowspec.cli.profile import profile_lines
+from flowspec.cli.profile import profile_text
 from flowspec.plan.profile import read_profile
 
 EFFORT = Effort(rows=(1, 3), widths=((256, 2),), tiny=(1, 2), rounds=1)
@@ -42,7 +42,7 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
     )
     profile = fit(replace(measured, tiny_mixtures=(many, few)), machine, "here", "measured here")
     assert profile.expert_us == pytest.approx(25), "two layers, twelve experts more in each"
-    (tmp_path / "here.toml").write_text("\n".join(profile_lines(profile, machine, measured, [], "h", "s")))
+    (tmp_path / "here.toml").write_text(profile_text(profile, machine, measured, [], "h", "s"))
     read = read_profile(tmp_path / "here.toml")
     for dtype in machine.packed:
         assert read.basis(dtype) == "measured here"

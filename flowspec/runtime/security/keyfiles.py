@@ -24,7 +24,7 @@ from zmq.utils import z85
 from flowspec.core.protocol.limits import STAGES_MAX
 from flowspec.errors import InputError
 from flowspec.folders import write_whole
-from flowspec.plan.tables import Table, Text, at, read_toml
+from flowspec.plan.tables import Table, Text, at, read_toml, toml_of
 from flowspec.runtime.security.keyring import DEVICE, HEAD, KEY_BYTES, Keyring, check_name, need_curve
 
 ALLOWED = "allowed.toml"
@@ -238,8 +238,8 @@ def make_keys(
         for name in made:
             public, secret = (part.decode() for part in zmq.curve_keypair())
             note = _SECRET_NOTE.format(kind=wanted[name], name=name)
-            text = f'{note}\nname = "{name}"\npublic = "{public}"\nsecret = "{secret}"\n'
-            write_whole(folder / f"{name}{SUFFIX}", text.encode())
+            text = toml_of({"name": name, "public": public, "secret": secret})
+            write_whole(folder / f"{name}{SUFFIX}", f"{note}\n{text}".encode())
             listed[wanted[name]][name] = z85.decode(public)
         _write_allowed(folder, listed)
     except OSError as error:
@@ -276,11 +276,7 @@ def public_text(key: bytes) -> str:
 
 
 def _write_allowed(folder: Path, listed: Mapping[str, Mapping[str, bytes]]) -> None:
-    lines = [_ALLOWED_NOTE]
-    for kind, keys in listed.items():
-        lines += [
-            "",
-            f"[{kind}s]",
-            *(f'"{name}" = "{public_text(key)}"' for name, key in keys.items()),
-        ]
-    write_whole(folder / ALLOWED, ("\n".join(lines) + "\n").encode())
+    tables = {
+        f"{kind}s": {name: public_text(key) for name, key in keys.items()} for kind, keys in listed.items()
+    }
+    write_whole(folder / ALLOWED, f"{_ALLOWED_NOTE}\n\n{toml_of(tables)}".encode())
