@@ -178,6 +178,7 @@ class Asked(Table, frozen=True, kw_only=True):
     local: Count = 4
     users: Annotated[tuple[Annotated[int, Meta(ge=1, le=USERS_MAX)], ...], Meta(min_length=1)] = ()
     answers: Count | None = None
+    steps: Annotated[tuple[LoadStep, ...], some_tables("step")] = msgspec.field(name="step", default=())
     nothing_learnt: bool = False
 
     @property
@@ -206,7 +207,6 @@ class Bench(Asked, frozen=True, kw_only=True):
     correlation: float = 0.0
     prompts: tuple[str, ...] = (SHIPPED_PROMPTS,)
     cluster: Path | None = None
-    steps: tuple[LoadStep, ...] = ()
     silent_s: float = SILENT_S
 
     def drafters_of(self, setup: Setup) -> tuple[str, ...]:

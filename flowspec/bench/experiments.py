@@ -3,7 +3,6 @@ table, key and what was expected."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -27,7 +26,6 @@ from flowspec.bench.config import (
     Bench,
     DeclaredDrafter,
     DrafterPlacement,
-    LoadStep,
     Published,
     Setup,
     Testbed,
@@ -53,40 +51,21 @@ from flowspec.plan.tables import (
     Texts,
     among,
     at,
+    find_file,
     read_toml,
     some_tables,
 )
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.timeouts import SILENT_S
-from flowspec.validation import NOTHING, Misfit, expect, fit
+from flowspec.validation import NOTHING, Misfit, Told, expect, fit
 
+FOLDER = "configs/experiments"
 Found = TypeVar("Found")
-
-
-def experiment_folders() -> list[Path]:
-    return [
-        Path(__file__).resolve().parents[2] / "configs" / "experiments",
-        Path(sys.prefix) / "share" / "flowspec" / "experiments",
-    ]
-
-
-def shipped_experiments() -> dict[str, Path]:
-    """Their files by name."""
-    found = {path.stem: path for folder in reversed(experiment_folders()) for path in folder.glob("*.toml")}
-    return dict(sorted(found.items()))
 
 
 def find_experiment(name: str) -> Path:
     """A file, or one of the shipped experiments by its name; raises `InputError`."""
-    if Path(name).is_file():
-        return Path(name)
-    shipped = shipped_experiments()
-    if name in shipped:
-        return shipped[name]
-    raise InputError(
-        f"--experiment: expected a file or one of {', '.join(shipped)}, got {name!r:.80}"
-        f"{meant(name, shipped)}"
-    )
+    return Path(name) if Path(name).is_file() else find_file(name, FOLDER, "--experiment")
 
 
 class LinkTable(Table, frozen=True, kw_only=True):
@@ -169,7 +148,6 @@ class ExperimentFile(Asked, frozen=True, kw_only=True):
     tuned: Text | None = None
     prompts: Texts | None = None
     cluster: Text | None = None
-    step: Annotated[tuple[LoadStep, ...], some_tables("step")] = ()
     silent_s: Annotated[float, Meta(ge=0, le=STEP_S_MAX)] | None = None
 
     @property
@@ -178,12 +156,12 @@ class ExperimentFile(Asked, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for key, why in self._needless().items():
-            expect(getattr(self, key) in (None, ()), key, getattr(self, key), f"nothing {why}")
+            value, name = getattr(self, key), key.replace("steps", "step")
+            expect(value in (None, ()), name, value, f"nothing {why}")
         has_guesses = bool(self.declared or self.acceptance or self.profile) or not self.is_synthetic
         expect(has_guesses, "acceptance", NOTHING, "a number above 0 and at most 0.99")
-        expect(
-            self.world == CLUSTER or self.testbed != (), "testbed", NOTHING, "at least one table [[testbed]]"
-        )
+        told = "at least one table, in testbed = [...] or as [[testbed]]"
+        expect(self.world == CLUSTER or self.testbed != (), "testbed", NOTHING, told)
         has_methods = bool(self.method or self.methods or self.tuned)
         expect(has_methods, "methods", NOTHING, "a list of methods, or tables [[method]]")
         names = self.drafters or ()
@@ -207,8 +185,10 @@ class ExperimentFile(Asked, frozen=True, kw_only=True):
             found |= {"drafter": useless, "drafters": useless, "prompts": useless}
             found |= {"acceptance": "beside `profile`"} if self.profile else {}
         if self.world != SIMULATED:
-            found |= dict.fromkeys(("users", "step"), f"in world {self.world}: loads are run in virtual time")
-        if self.step:
+            found |= dict.fromkeys(
+                ("users", "steps"), f"in world {self.world}: loads are run in virtual time"
+            )
+        if self.steps:
             beside = "beside tables [[step]], which say how many users there are"
             return found | {"users": beside, "answers": beside}
         return found | {"silent_s": "without tables [[step]], in which drafters are lost"}
@@ -216,9 +196,8 @@ class ExperimentFile(Asked, frozen=True, kw_only=True):
     def _check_declared(self) -> None:
         known = [NONE, SYNTHETIC]
         expect(self.is_synthetic or not self.declared, "drafter", self.drafter, "a printable text")
-        expect(
-            len(self.declared) <= DRAFTERS_MAX, "drafter", self.drafter, f"at most {DRAFTERS_MAX} drafters"
-        )
+        is_few = len(self.declared) <= DRAFTERS_MAX
+        expect(is_few, "drafter", self.drafter, f"at most {DRAFTERS_MAX} drafters")
         for number, each in enumerate(self.declared):
             domains = self.declared[0].acceptance
             if each.name in known:
@@ -230,7 +209,7 @@ class ExperimentFile(Asked, frozen=True, kw_only=True):
 
     def _check_steps(self) -> None:
         silent_s = SILENT_S if self.silent_s is None else self.silent_s
-        for number, step in enumerate(self.step):
+        for number, step in enumerate(self.steps):
             for key, names in (("slow", step.slow), ("lost", step.lost)):
                 if not set(names) <= set(self.all_drafters):
                     told = f"names among the experiment's drafters {', '.join(self.all_drafters)}"
@@ -267,7 +246,10 @@ def read_experiment(path: Path) -> Bench:
     with at(path):
         _check_names(setups)
         _check_published(file.published, names, [setup.name for setup in setups])
-    prompts = [_beside(path, name) for name in file.prompts or (SHIPPED_PROMPTS,)]
+    prompts = [
+        name if name in PROMPT_FILES else str(path.parent / name)
+        for name in file.prompts or (SHIPPED_PROMPTS,)
+    ]
     changed = {
         "temperatures": tuple(dict.fromkeys(file.temperatures)),
         "seeds": tuple(dict.fromkeys(file.seeds)),
@@ -285,7 +267,6 @@ def read_experiment(path: Path) -> Bench:
         correlation=file.correlation or 0.0,
         prompts=tuple(dict.fromkeys(prompts)),
         cluster=None if file.cluster is None else path.parent / file.cluster,
-        steps=file.step,
         silent_s=SILENT_S if file.silent_s is None else file.silent_s,
     )
 
@@ -306,7 +287,7 @@ def read_setups(path: Path) -> tuple[Setup, ...]:
 
 def check_once(key: str, names: Sequence[str]) -> None:
     for name in names:
-        expect(names.count(name) == 1, key, name, "each name once")
+        expect(names.count(name) == 1, key, Told(f"{name!r:.80} twice"), "each name once")
 
 
 def _check_names(setups: Sequence[Setup]) -> None:
@@ -314,8 +295,8 @@ def _check_names(setups: Sequence[Setup]) -> None:
     for number, setup in enumerate(setups):
         for other in setups[:number]:
             is_apart = other.testbeds and setup.testbeds and set(other.testbeds).isdisjoint(setup.testbeds)
-            told = "each name once on a testbed"
-            expect(bool(other.name != setup.name or is_apart), "method", setup.name, told)
+            if other.name == setup.name and not is_apart:
+                raise Misfit(("method",), "each name once on a testbed", Told(f"{setup.name!r:.80} twice"))
 
 
 def _check_published(tables: Sequence[Published], testbeds: Sequence[str], setups: Sequence[str]) -> None:
@@ -324,11 +305,6 @@ def _check_published(tables: Sequence[Published], testbeds: Sequence[str], setup
             expect(each.testbed in testbeds, "testbed", each.testbed, f"one of {', '.join(testbeds)}")
             told = f"rates of at least one of the methods {'; '.join(dict.fromkeys(setups))}"
             expect(each.tokens_per_s.keys() <= set(setups), "tokens_per_s", each.tokens_per_s, told)
-
-
-def _beside(experiment: Path, name: str) -> str:
-    """Files that an experiment names are looked for beside it."""
-    return name if name in PROMPT_FILES else str(experiment.parent / name)
 
 
 def _testbed(number: int, table: TestbedTable, experiment: Path, drafters: Sequence[str]) -> Testbed:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 from msgspec import structs
 
 from flowspec.bench.console import progress
@@ -19,7 +20,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.cluster import pick_context
-from flowspec.validation import as_dict, checked
+from flowspec.validation import Misfit, as_dict, checked, decode_json
 
 DTYPE = "float32"
 
@@ -163,13 +164,7 @@ class _Answers:
 
 def _read(cache: Path) -> dict[str, list[int]]:
     try:
-        found = json.loads(cache.read_text("utf-8"))
-    except (OSError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not all(
-        isinstance(answer, list) and all(type(token) is int for token in answer) for answer in found.values()
-    ):
-        raise InputError(
-            f"{cache}: expected answers that an earlier run wrote, got something else; remove it"
-        )
-    return found
+        return decode_json(cache.read_bytes(), dict[str, list[int]])
+    except (OSError, msgspec.DecodeError, Misfit, RecursionError):
+        told = "answers that an earlier run wrote, got something else"
+        raise InputError(f"{cache}: expected {told}; remove it") from None

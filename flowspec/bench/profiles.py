@@ -14,7 +14,6 @@ the one under which the other shares come out best, so few figures stand for all
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,19 +21,20 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, field, structs, to_builtins
 
-from flowspec.errors import InputError, meant
 from flowspec.plan.tables import (
     NotNegative,
     Share,
     Table,
     Text,
     among,
+    find_file,
     read_toml,
     some_tables,
     toml_of,
 )
 from flowspec.validation import NOTHING, Misfit, expect
 
+FOLDER = "configs/profiles"
 MEASURED, PUBLISHED, RECONSTRUCTED = "measured", "published", "reconstructed"
 BASES = (MEASURED, PUBLISHED, RECONSTRUCTED)
 TEXT, CHAIN, BLOCK = "text", "chain", "block"
@@ -177,25 +177,9 @@ def share_within(mean: float, concentration: float, count: int) -> float:
     return 1 - missed
 
 
-def profile_folders() -> list[Path]:
-    """Beside the package in a checkout, under the environment's `share` when installed."""
-    return [
-        Path(__file__).resolve().parents[2] / "configs" / "profiles",
-        Path(sys.prefix) / "share" / "flowspec" / "profiles",
-    ]
-
-
 def find_profile(name: str) -> Profile:
     """A shipped profile by its name, or one of a `.toml` file; raises `InputError`."""
-    if name.endswith(".toml"):
-        return read_profile(Path(name))
-    shipped = {path.stem: path for folder in reversed(profile_folders()) for path in folder.glob("*.toml")}
-    if name in shipped:
-        return read_profile(shipped[name])
-    raise InputError(
-        f"profile: expected a .toml file or one of {', '.join(sorted(shipped))}, got {name!r:.80}"
-        f"{meant(name, shipped)}"
-    )
+    return read_profile(find_file(name, FOLDER, "profile"))
 
 
 def read_profile(path: Path) -> Profile:

@@ -50,7 +50,7 @@ from flowspec.bench.bench import (
 from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED, WORLDS, Bench, Setup
 from flowspec.bench.console import progress
 from flowspec.bench.drafting import RANDOM
-from flowspec.bench.experiments import find_experiment, shipped_experiments
+from flowspec.bench.experiments import FOLDER, find_experiment
 from flowspec.bench.html_report import write_report
 from flowspec.bench.load import LoadRecord
 from flowspec.bench.load_runs import run_loads
@@ -75,6 +75,7 @@ from flowspec.cli.terminal import note
 from flowspec.draft.kinds import WORDS
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import ModelFiles
+from flowspec.plan.tables import shipped_files
 from flowspec.watch.detokenizer import Decode, as_numbers
 from flowspec.watch.recording import About, record_document, write_recording
 
@@ -94,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--experiment",
         default=DEFAULT,
         metavar="NAME-OR-FILE",
-        help=f"a file, or one of {', '.join(shipped_experiments())} (default: %(default)s)",
+        help=f"a file, or one of {', '.join(sorted(shipped_files(FOLDER)))} (default: %(default)s)",
     )
     parser.add_argument(
         "--out",

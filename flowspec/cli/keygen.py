@@ -21,7 +21,7 @@ from flowspec.errors import InputError
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.security.cluster_keys import keys_folder
-from flowspec.runtime.security.keyfiles import ALLOWED, SUFFIX, make_keys, public_text, read_allowed, revoke
+from flowspec.runtime.security.keyfiles import ALLOWED, SUFFIX, make_keys, read_allowed, revoke
 from flowspec.runtime.transport import split_address
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -109,8 +109,8 @@ def report(folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequ
     return {
         "folder": str(folder),
         "allowed": str(folder / ALLOWED),
-        "heads": {name: public_text(key) for name, key in allowed.heads.items()},
-        "devices": {name: public_text(key) for name, key in allowed.devices.items()},
+        "heads": allowed.heads,
+        "devices": allowed.devices,
         "made": list(made),
         "kept": list(kept),
         "revoked": list(revoked),

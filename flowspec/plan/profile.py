@@ -8,7 +8,6 @@ own. `flowspec profile` measures all of it and writes the same kind of file.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +16,21 @@ from msgspec import Meta, Struct, field, to_builtins
 from msgspec.structs import replace
 
 from flowspec.core.protocol.precision import PACKED, UNPACKED
-from flowspec.errors import InputError, meant
-from flowspec.plan.tables import NotNegative, Positive, Share, Table, Text, at, read_toml
+from flowspec.errors import InputError
+from flowspec.plan.tables import (
+    NotNegative,
+    Positive,
+    Share,
+    Table,
+    Text,
+    at,
+    find_file,
+    read_toml,
+    shipped_files,
+)
 from flowspec.validation import NOTHING, Misfit, expect, fit, shown
 
+FOLDER = "devices"
 GBPerS = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
 Tflops = Annotated[float, Meta(ge=1e-6, le=1e6, description="a number from 0.000001 to 1000000")]
 ReadingShare = Annotated[float, Meta(ge=1e-3, le=1, description="a share from 0.001 to 1")]
@@ -141,33 +151,16 @@ def implausible(profile: DeviceProfile) -> str:
     return ""
 
 
-def folders() -> list[Path]:
-    """Where profiles are: beside the package in a checkout, under the environment's `share` when
-    installed."""
-    return [
-        Path(__file__).resolve().parents[2] / "devices",
-        Path(sys.prefix) / "share" / "flowspec" / "devices",
-    ]
-
-
 def profile_names() -> list[str]:
-    return sorted({path.stem for folder in folders() for path in folder.glob("*.toml")})
+    return sorted(shipped_files(FOLDER))
 
 
 def find_profile(name: str, *, what: str = "") -> DeviceProfile:
     """A profile by the name of a board that FlowSpec ships one for, or from a file; raises `InputError`, of
     which `what` names the place."""
-    if name.endswith(".toml"):
-        with at(what) if what else contextlib.nullcontext():
-            return read_profile(Path(name))
-    for folder in folders():
-        for path in folder.glob("*.toml"):
-            if path.stem == name:
-                return read_profile(path)
-    raise InputError(
-        f"{what or 'device'}: expected a .toml file or one of {', '.join(profile_names())}, got {name!r:.80}"
-        f"{meant(name, profile_names())}"
-    )
+    path = find_file(name, FOLDER, what or "device")
+    with at(what) if what else contextlib.nullcontext():
+        return read_profile(path)
 
 
 class MemoryTable(Table, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from msgspec import Meta
 
 from flowspec.core.protocol import limits
-from flowspec.errors import FlowSpecError, InputError, first_line
+from flowspec.errors import FlowSpecError, InputError, first_line, meant
 from flowspec.folders import read_text, why_unread
 from flowspec.validation import Document, Misfit, fit
 
@@ -69,6 +69,23 @@ def read_toml(path: Path, kind: type[Kind], what: str) -> Kind:
         raise InputError(f"{path}: not valid TOML: {why[:1].lower()}{why[1:]}") from None
     with at(path):
         return fit(data, kind)
+
+
+def shipped_files(folder: str) -> dict[str, Path]:
+    """The TOML files by name that FlowSpec has in a folder: of a checkout, beside the package, or under the
+    environment's `share` when installed."""
+    installed = Path(sys.prefix) / "share" / "flowspec" / Path(folder).name
+    places = (installed, Path(__file__).resolve().parents[2] / folder)
+    return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
+
+
+def find_file(name: str, folder: str, what: str) -> Path:
+    """A `.toml` file, or a shipped one by its name; raises `InputError` that begins with `what`."""
+    shipped = shipped_files(folder)
+    if name not in shipped and not name.endswith(".toml"):
+        told = f"a .toml file or one of {', '.join(sorted(shipped))}"
+        raise InputError(f"{what}: expected {told}, got {name!r:.80}{meant(name, shipped)}")
+    return shipped.get(name, Path(name))
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from flowspec.plan.tables import PRINTABLE, Table, Texts, at, read_toml
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import PORT_DEFAULT, Device, parse_bytes, stage_devices
 from flowspec.runtime.transport import split_address
-from flowspec.validation import Misfit, expect
+from flowspec.validation import Misfit, Told, expect
 
 HEAD = "head"
 """Where a `[[drafter]]` runs that is not on a device."""
@@ -67,7 +67,7 @@ class ClusterFile(Table, frozen=True, kw_only=True):
         Meta(
             min_length=1,
             max_length=limits.STAGES_MAX,
-            description=f"1 to {limits.STAGES_MAX} tables [[device]]",
+            description=f"1 to {limits.STAGES_MAX} tables, in device = [...] or as [[device]]",
         ),
     ]
     drafter: Annotated[
@@ -102,7 +102,7 @@ def read_cluster(path: Path) -> list[Device]:
     with at(path):
         for kind, values in (("address", [device.address for device in devices]), ("name", names)):
             for value in values:
-                expect(values.count(value) == 1, kind, value, "each device once")
+                expect(values.count(value) == 1, kind, Told(f"{value!r} twice"), "each device once")
         expect(not models or HEAD not in names, "name", HEAD, "another, for it is where drafters run, too")
         for name in models.keys() - {HEAD, *names}:
             raise Misfit(("drafter", "device"), f"{HEAD} or one of {', '.join(names)}", name)

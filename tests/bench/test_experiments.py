@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from flowspec.bench import profiles
 from flowspec.bench.bench import read_cases
 from flowspec.bench.config import AUTO, CLUSTER, EMULATED, FIXED, SIMULATED, Bench
-from flowspec.bench.experiments import experiment_folders, find_experiment, read_experiment
+from flowspec.bench.experiments import FOLDER, find_experiment, read_experiment
 from flowspec.bench.load_runs import pending
-from flowspec.bench.profiles import find_profile, profile_folders, profile_text, read_profile
+from flowspec.bench.profiles import find_profile, profile_text, read_profile
 from flowspec.bench.rival_experiment import cells_of, is_of_rivals, read_rivals, request_of
 from flowspec.bench.synthetic import synthetic_cases
 from flowspec.cli.bench_request import pick_experiment
@@ -25,10 +26,11 @@ from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
+from flowspec.plan.tables import shipped_files
 from flowspec.plan.timing import LinkSpec
 from tests.bench.benches import DATA, PROFILE, RIVALS, STEPS, TOML, synthetic
 
-SHIPPED = sorted(experiment_folders()[0].glob("*.toml"))
+SHIPPED = sorted(shipped_files(FOLDER).values())
 METHOD = '\n[[method]]\nname = "{}"\nmethod = "{}"\n'
 TESTBED = TOML[TOML.index("[[testbed]]") :]
 SEVERAL = TOML.replace(
@@ -58,14 +60,14 @@ def test_shipped_experiments_and_profiles_read() -> None:
         assert all(min(testbed.layers) >= 1 for testbed in found.testbeds)
         if found.declared and not found.steps:
             assert {case.domain for case in read_cases(found, None)} == set(found.declared[0].acceptance)
-    for path in profile_folders()[0].glob("*.toml"):
-        profile = find_profile(path.stem)
+    for name in shipped_files(profiles.FOLDER):
+        profile = find_profile(name)
         assert profile.source
         assert 0.0 in profile.temperatures
 
 
 def test_what_a_file_says_is_what_is_run(tmp_path: Path) -> None:
-    board = experiment_folders()[0].parents[1] / "devices" / "raspberry-pi-5.toml"
+    board = shipped_files("devices")["raspberry-pi-5"]
     (tmp_path / "board.toml").write_text(board.read_text())
     text = TOML.replace('"2 x jetson-orin-nano"', '"3 x board.toml", "jetson-orin-nano"')
     text = text.replace("acceptance = 0.6\n", "").replace("[0, 1]", "[0, 1, 0]")
@@ -101,7 +103,7 @@ def test_tuned_methods_are_read_from_their_file_and_stay_on_their_testbeds(tmp_p
         ({"nodes": 16}, False),
     ]
     (tmp_path / "tuned.toml").write_text(tuned.format("elsewhere", 8) * 2)
-    with pytest.raises(InputError, match=r"tuned\.toml: method: .* 'tree-sd tuned'"):
+    with pytest.raises(InputError, match=r"tuned\.toml: method: .* 'tree-sd tuned' twice"):
         read(tmp_path, 'tuned = "tuned.toml"\n' + TOML)
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.bench.experiments import experiment_folders, read_experiment, read_setups
-from flowspec.plan.profile import folders, read_profile
+from flowspec.bench.experiments import read_experiment, read_setups
+from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import completed, profile_of, speed_of
+from flowspec.plan.tables import shipped_files
 from tests.mutations import mutants, one_line_at_most, toml_file
 
 if sys.version_info >= (3, 11):
@@ -21,8 +22,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-BOARD = tomllib.loads((folders()[0] / "raspberry-pi-5.toml").read_text())
-TUNED = tomllib.loads((experiment_folders()[0].parent / "tuned" / "paper-bundled.toml").read_text())
+BOARD = tomllib.loads(shipped_files("devices")["raspberry-pi-5"].read_text())
+TUNED = tomllib.loads(shipped_files("configs/tuned")["paper-bundled"].read_text())
 EXPERIMENT = tomllib.loads((Path(__file__).parents[1] / "data" / "experiment.toml").read_text())
 """Whatever an experiment may say."""
 

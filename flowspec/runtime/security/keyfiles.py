@@ -12,13 +12,11 @@ import contextlib
 import os
 import stat
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import zmq
-from msgspec import Meta
+from msgspec import Meta, field
 from zmq.utils import z85
 
 from flowspec.core.protocol.limits import STAGES_MAX
@@ -43,14 +41,22 @@ _ALLOWED_NOTE = (
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-Listed = Annotated[
-    Mapping[str, str], Meta(max_length=STAGES_MAX, description=f"a table of at most {STAGES_MAX} keys")
-]
+class Allowed(Table, frozen=True, kw_only=True):
+    """`allowed.toml`: public keys by name."""
 
+    heads: Annotated[dict[str, str], Meta(max_length=STAGES_MAX)] = field(default_factory=dict)
+    devices: Annotated[dict[str, str], Meta(max_length=STAGES_MAX)] = field(default_factory=dict)
 
-class AllowedFile(Table, frozen=True, kw_only=True):
-    heads: Listed = msgspec.field(default_factory=dict)
-    devices: Listed = msgspec.field(default_factory=dict)
+    def __post_init__(self) -> None:
+        for kind, listed in ((f"{HEAD}s", self.heads), (f"{DEVICE}s", self.devices)):
+            for name, text in listed.items():
+                with at(kind), at(check_name(name)):
+                    _key(text)
+        keys = [*self.heads.values(), *self.devices.values()]
+        twice = self.heads.keys() & self.devices.keys()
+        if twice or len(set(keys)) < len(keys):
+            told = min(twice) if twice else "a key"
+            raise InputError(f"expected each name and each key once, but {told} is there twice")
 
 
 class KeyFile(Table, frozen=True, kw_only=True):
@@ -58,14 +64,6 @@ class KeyFile(Table, frozen=True, kw_only=True):
     public: str
     secret: object = None
     """Of which no error tells."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Allowed:
-    """`allowed.toml`: public keys by name."""
-
-    heads: Mapping[str, bytes]
-    devices: Mapping[str, bytes]
 
 
 def head_keyring(folder: Path) -> Keyring:
@@ -114,27 +112,10 @@ def read_allowed(folder: Path) -> Allowed:
     _check_folder(folder)
     path = folder / ALLOWED
     _check_modes(path, stat.S_IWGRP | stat.S_IWOTH, "changed", "go-w")
-    listed = read_toml(path, AllowedFile, "the list of a cluster's keys")
-    heads, devices = _public_keys(path, "heads", listed.heads), _public_keys(path, "devices", listed.devices)
-    keys = [*heads.values(), *devices.values()]
-    twice = heads.keys() & devices.keys()
-    if twice or len(set(keys)) < len(keys):
-        raise InputError(
-            f"{path}: expected each name and each key once, but {min(twice) if twice else 'a key'} is there "
-            "twice"
-        )
-    return Allowed(heads=heads, devices=devices)
+    return read_toml(path, Allowed, "the list of a cluster's keys")
 
 
-def _public_keys(path: Path, kind: str, listed: Mapping[str, str]) -> dict[str, bytes]:
-    found = dict[str, bytes]()
-    for name, text in listed.items():
-        with at(path), at(kind), at(check_name(name)):
-            found[name] = _key(text)
-    return found
-
-
-def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, bytes]) -> Keyring:
+def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, str]) -> Keyring:
     need_curve()
     path = folder / f"{name}{SUFFIX}"
     _check_modes(path, stat.S_IRWXG | stat.S_IRWXO, "read", "600")
@@ -148,7 +129,7 @@ def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, byt
             f"{path}: expected the key of {name}, its name and both halves fitting; make a new one with "
             "flowspec keygen --force"
         )
-    if listed.get(name) != public:
+    if listed.get(name) != kept.public:
         raise InputError(
             f"{folder / ALLOWED} has another key of {name}, or none, than {path}; copy both again from where "
             "they were made"
@@ -157,8 +138,8 @@ def _keyring(folder: Path, name: str, allowed: Allowed, listed: Mapping[str, byt
         name=name,
         public=public,
         secret=secret,
-        heads=allowed.heads,
-        devices=allowed.devices,
+        heads={head: _key(text) for head, text in allowed.heads.items()},
+        devices={device: _key(text) for device, text in allowed.devices.items()},
         where=str(folder / ALLOWED),
     )
 
@@ -240,7 +221,7 @@ def make_keys(
             note = _SECRET_NOTE.format(kind=wanted[name], name=name)
             text = toml_of({"name": name, "public": public, "secret": secret})
             write_whole(folder / f"{name}{SUFFIX}", f"{note}\n{text}".encode())
-            listed[wanted[name]][name] = z85.decode(public)
+            listed[wanted[name]][name] = public
         _write_allowed(folder, listed)
     except OSError as error:
         raise InputError(f"{folder}: expected a folder that can be written ({error.strerror})") from None
@@ -263,20 +244,13 @@ def revoke(folder: Path, names: Iterable[str]) -> None:
     _write_allowed(folder, listed)
 
 
-def _listed(folder: Path) -> dict[str, dict[str, bytes]]:
+def _listed(folder: Path) -> dict[str, dict[str, str]]:
     if not (folder / ALLOWED).exists():
         return {HEAD: {}, DEVICE: {}}
     allowed = read_allowed(folder)
-    return {HEAD: dict(allowed.heads), DEVICE: dict(allowed.devices)}
+    return {HEAD: allowed.heads, DEVICE: allowed.devices}
 
 
-def public_text(key: bytes) -> str:
-    """A public key as files and people have it (Z85)."""
-    return str(z85.encode(key).decode())
-
-
-def _write_allowed(folder: Path, listed: Mapping[str, Mapping[str, bytes]]) -> None:
-    tables = {
-        f"{kind}s": {name: public_text(key) for name, key in keys.items()} for kind, keys in listed.items()
-    }
-    write_whole(folder / ALLOWED, f"{_ALLOWED_NOTE}\n\n{toml_of(tables)}".encode())
+def _write_allowed(folder: Path, listed: Mapping[str, Mapping[str, str]]) -> None:
+    text = toml_of({f"{kind}s": keys for kind, keys in listed.items()})
+    write_whole(folder / ALLOWED, f"{_ALLOWED_NOTE}\n\n{text}".encode())

@@ -133,9 +133,9 @@ OTHER = "expected the key of pi-1, its name and both halves fitting"
         ("pi-1.key", "secret", 'secret = "short"', r"secret: expected a key of 40 characters \(Z85\)$"),
         ("pi-1.key", "secret", f'secret = "{"0" * 40}"', OTHER),
         ("pi-1.key", "name", 'name = "pi-2"', OTHER),
-        (ALLOWED, 'pi-1', f'"pi-1" = "{"0" * 40}"', "has another key of pi-1, or none, than"),
-        (ALLOWED, 'pi-1', "", "has another key of pi-1, or none, than"),
-        (ALLOWED, 'pi-1', '"../x" = "x"', "expected up to 63 letters"),
+        (ALLOWED, "pi-1", f'"pi-1" = "{"0" * 40}"', "has another key of pi-1, or none, than"),
+        (ALLOWED, "pi-1", "", "has another key of pi-1, or none, than"),
+        (ALLOWED, "pi-1", '"../x" = "x"', "expected up to 63 letters"),
     ],
     ids=range(6),
 )
