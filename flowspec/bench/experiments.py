@@ -435,15 +435,20 @@ def _chosen(table: MethodTable, method: str, drafters: Sequence[str]) -> tuple[s
     return tuple(names)
 
 
+def check_names(flag: str, names: Sequence[str], known: Sequence[str]) -> None:
+    """Raises `InputError` for a name that is not known."""
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"{flag}: expected names among {'; '.join(known)}, got {name!r:.80}{meant(name, known)}"
+            )
+
+
 def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, ...]:
     """The setups of these names; a method that none has the name of is taken with its defaults. Raises
     `InputError`."""
     known = dict.fromkeys([*(setup.name for setup in setups), *METHODS])
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"--methods: expected names among {', '.join(known)}, got {name!r:.80}{meant(name, known)}"
-            )
+    check_names("--methods", names, list(known))
     found = []
     for name in dict.fromkeys(names):
         found += [setup for setup in setups if setup.name == name] or [Setup(name=name, method=name)]

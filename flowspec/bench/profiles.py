@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from msgspec import Meta, field, structs, to_builtins
@@ -128,12 +128,6 @@ class Profile(ProfileFile, frozen=True, kw_only=True):
     """A drafter's under a name."""
 
     name: str
-
-    def described(self) -> dict[str, Any]:
-        """For programs."""
-        found = to_builtins(structs.asdict(self))
-        domains = [to_builtins(structs.asdict(each)) for each in self.shares]
-        return {name: found[name] for name in found if name not in ("name", "shares")} | {"domains": domains}
 
     def table(self) -> str:
         """For people: a line a domain, with first guesses at some distances, and all ranks at distance 1."""

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 
 from flowspec.bench.config import ACCEPTANCE_MAX, CLUSTER, SIMULATED, SYNTHETIC, USERS_MAX, Bench, Testbed
 from flowspec.bench.drafting import RANDOM
-from flowspec.bench.experiments import find_experiment, pick_setups, read_experiment
+from flowspec.bench.experiments import check_names, find_experiment, pick_setups, read_experiment
 from flowspec.bench.plain import make_samplings
 from flowspec.bench.profiles import find_profile
 from flowspec.core.protocol.limits import DRAFTERS_MAX
 from flowspec.draft.kinds import NONE, check_drafter
-from flowspec.errors import InputError, meant
+from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 
 JOBS_MAX = 64
@@ -108,11 +108,7 @@ def _published(experiment: str) -> dict[str, str]:
 
 def _pick_testbeds(bench: Bench, names: Sequence[str]) -> tuple[Testbed, ...]:
     known = [testbed.name for testbed in bench.testbeds]
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}{meant(name, known)}"
-            )
+    check_names("--testbeds", names, known)
     return tuple(testbed for testbed in bench.testbeds if testbed.name in names)
 
 

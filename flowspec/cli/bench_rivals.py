@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from flowspec.bench import plots, rival_report
 from flowspec.bench.bench import RESULTS
 from flowspec.bench.console import progress
+from flowspec.bench.experiments import check_names
 from flowspec.bench.out_folder import open_folder
 from flowspec.bench.outcome import read_records
 from flowspec.bench.rival_experiment import RivalExperiment, read_rivals
@@ -18,7 +19,7 @@ from flowspec.bench.rival_runs import RivalRecord, run_rivals, total
 from flowspec.bench.setting import command_of
 from flowspec.cli.bench_request import JOBS_MAX
 from flowspec.cli.terminal import note
-from flowspec.errors import InputError, meant
+from flowspec.errors import InputError
 
 OTHERS = (
     "world",
@@ -83,11 +84,7 @@ def _picked(args: argparse.Namespace, bench: RivalExperiment) -> RivalExperiment
     if args.testbeds is None:
         return bench
     names, known = args.testbeds.split(","), [testbed.name for testbed in bench.testbeds]
-    for name in names:
-        if name not in known:
-            raise InputError(
-                f"--testbeds: expected names among {'; '.join(known)}, got {name!r:.80}{meant(name, known)}"
-            )
+    check_names("--testbeds", names, known)
     return replace(
         bench,
         testbeds=tuple(testbed for testbed in bench.testbeds if testbed.name in names),

@@ -45,21 +45,14 @@ class Cluster:
     def text(self) -> str:
         """As a cluster file."""
         known = [each if isinstance(each, Device) else Device(name="", address=each) for each in self.devices]
-        devices = [
-            {
-                "address": each.address,
-                "name": each.name or None,
-                "profile": each.profile or None,
-                "ssh": each.ssh or None,
-                "layers": each.layers,
-                "memory": each.memory_bytes,
-            }
+        keys = ("address", "name", "profile", "ssh", "layers")
+        tables = [
+            {**{key: getattr(each, key) or None for key in keys}, "memory": each.memory_bytes}
             for each in known
         ]
         drafters = [{"model": model, "device": place} for model, place in self.drafters.items()]
-        return toml_of(
-            {"insecure": self.insecure, "links": self.links, "device": devices, "drafter": drafters}
-        )
+        whole = {"insecure": self.insecure, "links": self.links, "device": tables, "drafter": drafters}
+        return toml_of(whole)
 
     @contextlib.contextmanager
     def file(self) -> Iterator[Path]:

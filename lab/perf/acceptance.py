@@ -24,6 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+from msgspec import to_builtins
 
 from flowspec.bench.config import SHIPPED_PROMPTS, prompt_path
 from flowspec.bench.drafting import open_drafting
@@ -287,7 +288,7 @@ def main(words: Sequence[str] | None = None) -> int:
         profiles.append(measured(args, name, target, [case for case in cases if len(case.answer) > 1]))
         (args.out / f"{name}.toml").write_text(profile_text(profiles[-1]), "utf-8")
     if args.json:
-        print(json.dumps({each.name: each.described() for each in profiles}))
+        print(json.dumps({each.name: to_builtins(each) for each in profiles}))
     else:
         for each in profiles:
             print(each.table())
