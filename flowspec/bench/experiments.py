@@ -65,7 +65,7 @@ Found = TypeVar("Found")
 
 def find_experiment(name: str) -> Path:
     """A file, or one of the shipped experiments by its name; raises `InputError`."""
-    return Path(name) if Path(name).is_file() else find_file(name, FOLDER, "--experiment")
+    return Path(name) if Path(name).is_file() else find_file(name, FOLDER, "--experiment", "a file")
 
 
 class LinkTable(Table, frozen=True, kw_only=True):
@@ -435,12 +435,12 @@ def _chosen(table: MethodTable, method: str, drafters: Sequence[str]) -> tuple[s
     return tuple(names)
 
 
-def check_names(flag: str, names: Sequence[str], known: Sequence[str]) -> None:
+def check_names(flag: str, names: Sequence[str], known: Sequence[str], between: str = "; ") -> None:
     """Raises `InputError` for a name that is not known."""
     for name in names:
         if name not in known:
             raise InputError(
-                f"{flag}: expected names among {'; '.join(known)}, got {name!r:.80}{meant(name, known)}"
+                f"{flag}: expected names among {between.join(known)}, got {name!r:.80}{meant(name, known)}"
             )
 
 
@@ -448,7 +448,7 @@ def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, .
     """The setups of these names; a method that none has the name of is taken with its defaults. Raises
     `InputError`."""
     known = dict.fromkeys([*(setup.name for setup in setups), *METHODS])
-    check_names("--methods", names, list(known))
+    check_names("--methods", names, list(known), ", ")
     found = []
     for name in dict.fromkeys(names):
         found += [setup for setup in setups if setup.name == name] or [Setup(name=name, method=name)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 from msgspec import Meta, Struct, field, to_builtins
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from flowspec.core.protocol.precision import PACKED, UNPACKED
 from flowspec.errors import InputError
@@ -222,21 +222,20 @@ class ProfileFile(Table, frozen=True, kw_only=True):
 def read_profile(path: Path) -> DeviceProfile:
     """Reads a profile; raises `InputError` naming file, key and what was expected."""
     file = read_toml(path, ProfileFile, "a device profile")
-    serial, layer_us, expert_us = file.compute.serial, file.overhead.layer_us, file.overhead.expert_us
-    expert_share = EXPERT_SHARE_CPU if serial else EXPERT_SHARE_GPU
+    memory, compute, overhead = file.memory, file.compute, asdict(file.overhead)
+    if overhead["expert_us"] is None:
+        share = EXPERT_SHARE_CPU if compute.serial else EXPERT_SHARE_GPU
+        overhead["expert_us"] = share * file.overhead.layer_us
     return DeviceProfile(
         name=path.stem,
-        memory_gb=file.memory.gb,
-        memory_gb_per_s=file.memory.gb_per_s,
-        memory_efficiency=file.memory.efficiency,
-        tflops=file.compute.tflops,
-        compute_efficiency=file.compute.efficiency,
-        serial=serial,
+        memory_gb=memory.gb,
+        memory_gb_per_s=memory.gb_per_s,
+        memory_efficiency=memory.efficiency,
+        tflops=compute.tflops,
+        compute_efficiency=compute.efficiency,
+        serial=compute.serial,
         packed=file.packed,
-        layer_us=layer_us,
-        expert_us=expert_share * layer_us if expert_us is None else expert_us,
-        pass_us=file.overhead.pass_us,
-        idle_w=file.power.idle_w,
-        busy_w=file.power.busy_w,
         caution=file.caution or "",
+        **overhead,
+        **asdict(file.power),
     )

@@ -79,11 +79,11 @@ def shipped_files(folder: str) -> dict[str, Path]:
     return {path.stem: path for place in places for path in sorted(place.glob("*.toml"))}
 
 
-def find_file(name: str, folder: str, what: str) -> Path:
+def find_file(name: str, folder: str, what: str, taken: str = "a .toml file") -> Path:
     """A `.toml` file, or a shipped one by its name; raises `InputError` that begins with `what`."""
     shipped = shipped_files(folder)
     if name not in shipped and not name.endswith(".toml"):
-        told = f"a .toml file or one of {', '.join(sorted(shipped))}"
+        told = f"{taken} or one of {', '.join(sorted(shipped))}"
         raise InputError(f"{what}: expected {told}, got {name!r:.80}{meant(name, shipped)}")
     return shipped.get(name, Path(name))
 
