@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field, to_builtins
 from msgspec.structs import asdict, replace
@@ -208,8 +208,8 @@ class ProfileFile(Table, frozen=True, kw_only=True):
     overhead: OverheadTable = OverheadTable()
     power: PowerTable = PowerTable()
     caution: Text | None = None
-    description: object = None
-    measured: object = None
+    description: Any = None
+    measured: Any = None
 
     def __post_init__(self) -> None:
         for name, rates in self.packed.items():

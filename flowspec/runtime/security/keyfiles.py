@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import zmq
 from msgspec import Meta, field
@@ -62,7 +62,7 @@ class Allowed(Table, frozen=True, kw_only=True):
 class KeyFile(Table, frozen=True, kw_only=True):
     name: Text
     public: str
-    secret: object = None
+    secret: Any = None
     """Of which no error tells."""
 
 
