@@ -163,7 +163,11 @@ def count_hits(
 
 
 def profile_of(
-    name: str, target: ModelFiles, counted: Sequence[tuple[str, float, Hits]], source: str
+    name: str,
+    target: ModelFiles,
+    counted: Sequence[tuple[str, float, Hits]],
+    source: str,
+    depths: Sequence[float],
 ) -> Profile:
     """The sums of what was counted in each domain at each temperature."""
     kind = find_drafter(name)
@@ -198,7 +202,7 @@ def profile_of(
         basis=MEASURED,
         source=source,
         reads=TEXT if not kind.reads_features else BLOCK if isinstance(kind, Block) else CHAIN,
-        depths=(),
+        depths=tuple(depths),
         within=WITHIN,
         files={
             f"{label}/{file}": sha256(Path(files.path(file)).read_bytes()).hexdigest()
@@ -257,8 +261,7 @@ def measured(args: argparse.Namespace, name: str, target: ModelFiles, cases: Seq
         for case in cases
     ]
     drafter = drafter or drafting.begin(cases[0])()
-    found = profile_of(name, target, counted, args.source)
-    return replace(found, depths=tuple(getattr(drafter, "depths", ())))
+    return profile_of(name, target, counted, args.source, getattr(drafter, "depths", ()))
 
 
 def main(words: Sequence[str] | None = None) -> int:

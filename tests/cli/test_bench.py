@@ -12,11 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 
 from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import RESULTS, TUNED_FILE, open_out
@@ -142,7 +142,7 @@ def test_tuned_methods_join_the_experiment_and_its_folder(
         write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
     assert (out / TUNED_FILE).exists()
     with pytest.raises(InputError, match="new_tokens: expected 12, got 3"):  # before minutes of tuning
-        _tuned(replace(bench, new_tokens=3), out, args)
+        _tuned(structs.replace(bench, new_tokens=3), out, args)
 
 
 def wait_for(what: Callable[[], object], command: subprocess.Popen[str]) -> None:
