@@ -31,11 +31,11 @@ from flowspec.plan.tables import (
 from flowspec.validation import NOTHING, Misfit, expect, fit, shown
 
 FOLDER = "devices"
-GBPerS = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
-Tflops = Annotated[float, Meta(ge=1e-6, le=1e6, description="a number from 0.000001 to 1000000")]
-ReadingShare = Annotated[float, Meta(ge=1e-3, le=1, description="a share from 0.001 to 1")]
-ComputingShare = Annotated[float, Meta(ge=1e-4, le=1, description="a share from 0.0001 to 1")]
-Microseconds = Annotated[float, Meta(ge=0, le=1e7, description="a number from 0 to 10000000")]
+GBPerS = Annotated[float, Meta(ge=1e-3, le=1e6)]
+Tflops = Annotated[float, Meta(ge=1e-6, le=1e6)]
+ReadingShare = Annotated[float, Meta(ge=1e-3, le=1)]
+ComputingShare = Annotated[float, Meta(ge=1e-4, le=1)]
+Microseconds = Annotated[float, Meta(ge=0, le=1e7)]
 """The slowest boards and the largest servers are far from all of these bounds."""
 EXPERT_SHARE_CPU, EXPERT_SHARE_GPU = 0.04, 0.25
 """Of `layer_us`: `expert_us` of a profile that says none. A CPU's kernels take all experts in one call, which

@@ -70,13 +70,7 @@ class ClusterFile(Table, frozen=True, kw_only=True):
             description=f"1 to {limits.STAGES_MAX} tables, in device = [...] or as [[device]]",
         ),
     ]
-    drafter: Annotated[
-        tuple[DrafterTable, ...],
-        Meta(
-            max_length=limits.DRAFTERS_MAX,
-            description=f"at most {limits.DRAFTERS_MAX} tables [[drafter]]",
-        ),
-    ] = ()
+    drafter: Annotated[tuple[DrafterTable, ...], Meta(max_length=limits.DRAFTERS_MAX)] = ()
     links: Texts | None = None
     insecure: bool = False
 
