@@ -405,7 +405,7 @@ class LLM:
         if not ends:
             raise InputError(f"{kind}: expected a token that ends answers, but the model names none")
         try:
-            return checked(Grammar(kind=kind, text=text, ends=tuple(ends), marks=marks))
+            return checked(Grammar(kind=kind, text=str(text), ends=tuple(map(int, ends)), marks=marks))
         except ValueError as error:
             raise InputError(str(error)) from None
 

@@ -9,16 +9,29 @@ builds, which `checked` does.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import types
 import typing
 from collections.abc import Collection, Mapping, Set
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NoReturn,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta, Struct
 
-from flowspec.errors import meant
+from flowspec.errors import first_line, meant
 
 Fitted = TypeVar("Fitted")
 Path = tuple[str | int, ...]
@@ -26,6 +39,9 @@ Path = tuple[str | int, ...]
 _MISFITS = (msgspec.ValidationError, RecursionError, OverflowError, SystemError)
 """What msgspec raises; the last one before 0.20, for a number that floats cannot hold."""
 SHOWN_CHARS_MAX = 80
+PRINTABLE = "[^\0-\x1f\x7f-\xa0\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
+"""A character, as a pattern, that neither ends a line, nor moves a terminal's cursor, nor turns the direction
+of a text."""
 KNOWN_SHOWN_MAX = 40
 """Names that are told where one is not known."""
 
@@ -125,8 +141,17 @@ def fit(data: Any, kind: type[Fitted]) -> Fitted:
 
 def checked(value: Fitted) -> Fitted:
     """A struct that the program has built, all that its types say being true of it; raises `Misfit`."""
-    fit(msgspec.to_builtins(value), type(value))
+    fit(msgspec.to_builtins(value, enc_hook=plain), type(value))
     return value
+
+
+def plain(value: Any) -> Any:
+    """What stands for a value that msgspec does not write by itself: numpy's numbers, subclasses of `str`."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Real):
+        return int(value) if isinstance(value, Integral) else float(value)
+    raise TypeError(f"expected text, numbers, lists and structs, got {shown(value)}")
 
 
 def decode_json(data: bytes | str, kind: type[Fitted]) -> Fitted:
@@ -137,6 +162,19 @@ def decode_json(data: bytes | str, kind: type[Fitted]) -> Fitted:
     except msgspec.ValidationError:
         raise misfit(msgspec.json.decode(data), kind) from None
     return found
+
+
+def why_no_json(data: bytes | str, error: Exception) -> str:
+    """Why `decode_json` raised an error that is no `Misfit`, and where, as Python's own reader tells it."""
+    try:
+        json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as other:
+        return first_line(other)
+    return "a number that floats cannot hold" if "range" in str(error) else "half of a surrogate pair"
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
 
 
 @functools.cache

@@ -42,7 +42,6 @@ from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import find_shape
 from flowspec.plan.tables import (
-    PRINTABLE,
     NotNegative,
     Positive,
     Share,
@@ -57,7 +56,7 @@ from flowspec.plan.tables import (
 )
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.timeouts import SILENT_S
-from flowspec.validation import NOTHING, Misfit, Told, expect, fit
+from flowspec.validation import NOTHING, PRINTABLE, Misfit, Told, expect, fit
 
 FOLDER = "configs/experiments"
 Found = TypeVar("Found")
@@ -114,7 +113,7 @@ class TestbedTable(LinkTable, frozen=True, kw_only=True):
     head_ms: NotNegative = HEAD_MS
 
 
-NO_COMMAS = PRINTABLE.replace("[^", "[^,", 1)
+NO_COMMAS = rf"\A(?:(?!,){PRINTABLE})+\Z"
 """Of names after --methods, which are parted by them."""
 
 

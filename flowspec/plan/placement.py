@@ -10,6 +10,8 @@ from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.errors import InputError
+from flowspec.validation import Misfit, checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,8 @@ class ClusterPlan:
 
 
 def assigns_of(plan: ClusterPlan) -> list[Assign]:
-    """What each device is told of a plan, in pipeline order."""
+    """What each device is told of a plan, in pipeline order; raises `InputError` for what cannot be told,
+    such as a name of the model that does not fit into a line."""
     found = []
     for index, stage in enumerate(plan.stages):
         tokens = plan.tokens if index + 1 == len(plan.stages) else None
@@ -81,4 +84,7 @@ def assigns_of(plan: ClusterPlan) -> list[Assign]:
                 spec=plan.spec,
             )
         )
-    return found
+    try:
+        return [checked(assign) for assign in found]
+    except Misfit as misfit:
+        raise InputError(f"{misfit.field}: {misfit.said}") from None

@@ -16,7 +16,7 @@ from msgspec import Meta
 from flowspec.core.protocol import limits
 from flowspec.errors import FlowSpecError, InputError, first_line, meant
 from flowspec.folders import read_text, why_unread
-from flowspec.validation import Document, Misfit, fit
+from flowspec.validation import PRINTABLE, Document, Misfit, fit
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,13 +24,7 @@ else:
     import tomli as tomllib
 
 Kind = TypeVar("Kind")
-PRINTABLE = (
-    r"\A[^\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f"
-    r"\u2028-\u202f\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\ufffb\U000110bd\U000110cd"
-    r"\U00013430-\U0001345f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U0010ffff]+\Z"
-)
-"""What can be shown in a line: `str.isprintable`, but for characters that no Unicode has yet."""
-Text = Annotated[str, Meta(pattern=PRINTABLE)]
+Text = Annotated[str, Meta(pattern=rf"\A{PRINTABLE}+\Z", description="a printable text")]
 Texts = Annotated[tuple[Text, ...], Meta(min_length=1, description="a list of printable texts")]
 NUMBER_MAX = 1e9
 Positive = Annotated[float, Meta(gt=0, le=NUMBER_MAX, description="a number above 0")]

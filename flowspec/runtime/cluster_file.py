@@ -16,11 +16,11 @@ from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.sites import Network
-from flowspec.plan.tables import PRINTABLE, Table, Texts, at, read_toml
+from flowspec.plan.tables import Table, Texts, at, read_toml
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime.cluster import PORT_DEFAULT, Device, parse_bytes, stage_devices
 from flowspec.runtime.transport import split_address
-from flowspec.validation import Misfit, Told, expect
+from flowspec.validation import PRINTABLE, Misfit, Told, expect
 
 HEAD = "head"
 """Where a `[[drafter]]` runs that is not on a device."""
@@ -30,7 +30,7 @@ SSH_TARGET = r"(?a)\A(\w[\w.-]*@)?\w[\w.:-]*\Z"
 """`user@host` or `host` and nothing that ssh or a shell would take for something else."""
 
 
-def _short(expected: str, pattern: str = PRINTABLE) -> Meta:
+def _short(expected: str, pattern: str = rf"\A{PRINTABLE}+\Z") -> Meta:
     """Of a text that fits into messages and into one line of a log."""
     return Meta(max_length=limits.NAME_CHARS_MAX, pattern=pattern, description=expected)
 

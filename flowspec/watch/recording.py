@@ -16,8 +16,7 @@ from msgspec import Meta, Struct
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.folders import why_unread
-from flowspec.validation import Misfit, expect, fit
+from flowspec.validation import Misfit, expect, fit, why_no_json
 from flowspec.watch.figures import Frame
 
 FORMAT: Literal["flowspec-recording"] = "flowspec-recording"
@@ -231,7 +230,7 @@ def read_recording(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"{path}: expected a recording, which cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        why = why_unread(error)
+        why = why_no_json(data, error)
         raise InputError(f"{path}: expected a recording in JSON, but it cannot be read ({why})") from None
     if wrong := wrong_document(document):
         raise InputError(f"{path}: {wrong}")

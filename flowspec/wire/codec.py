@@ -1,10 +1,10 @@
 """Messages to bytes and back: a msgpack header frame and, for activations and weights, one raw tensor frame.
 
-The header is a list, `_Header`; a message is a list, too, so a frame names no fields and any message of
-another shape is refused. Decoding trusts nothing: sizes are bounded before anything is parsed, msgspec checks
-types and bounds as the message's class declares them, and the message's own rules run last. What is wrong
-raises `PeerError`, never anything else. bfloat16 has no numpy type; its bytes travel as they are and only the
-name of the dtype says what they are.
+The header is a list, `_Header`; a message is a list, too, so a frame names no fields. What stands last and
+has a default may be left out; any other shape is refused. Decoding trusts nothing: sizes are bounded before
+anything is parsed, msgspec checks types and bounds as the message's class declares them, and the message's
+own rules run last. What is wrong raises `PeerError`, never anything else. bfloat16 has no numpy type; its
+bytes travel as they are and only the name of the dtype says what they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flowspec.core.protocol import cluster_messages, facts, limits, messages, we
 from flowspec.core.protocol.types import Count, Id, Message, Name, Record, one_of
 from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.errors import PeerError, first_line
-from flowspec.validation import misfit
+from flowspec.validation import misfit, plain
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTES = "uint8"
@@ -109,7 +109,7 @@ class _Header(Record, frozen=True, kw_only=True):
 
 
 _KIND_OF = {cls: kind for kind, cls in enumerate(KINDS)}
-_ENCODER = msgspec.msgpack.Encoder()
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=plain)
 _HEADER = msgspec.msgpack.Decoder(_Header)
 _BODIES: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(kind) for kind in KINDS]
 

@@ -414,6 +414,34 @@ def test_every_number_and_text_of_a_message_is_checked(cls: type) -> None:
                 refused([replaced(msgpack.unpackb(header), path, wrong), *payload], "expected|broken")
 
 
+def types_in(hint: Any) -> Iterator[Any]:
+    """A type, and all that are in it."""
+    inner, _ = bare(hint)
+    yield hint
+    for each in get_args(inner):
+        yield from types_in(each)
+    if isinstance(inner, type) and issubclass(inner, Struct):
+        for each in get_type_hints(inner, include_extras=True).values():
+            yield from types_in(each)
+
+
+@pytest.mark.parametrize("cls", KINDS, ids=lambda cls: cls.__name__)
+def test_no_list_of_a_message_is_without_a_bound(cls: type) -> None:
+    for hint in types_in(cls):
+        inner, meta = bare(hint)
+        if get_origin(inner) is tuple and Ellipsis in get_args(inner):
+            assert meta.max_length is not None, f"{hint} in {cls.__name__}"
+            assert meta.max_length <= limits.LIST_MAX
+
+
+@pytest.mark.parametrize("wrong", [b"\xa2\xff\xfe", b"\x81\x80\x01", b"\xc7\x01\x05a", b"\xd4\xff\x00"])
+@pytest.mark.parametrize("at", [(3,), (BODY,), (BODY, 0), (BODY, 1, 0)], ids=str)
+def test_what_is_no_text_no_key_and_no_type_of_ours_is_refused(wrong: bytes, at: tuple[int, ...]) -> None:
+    """A text that is not UTF-8, a map whose key is a map, extensions."""
+    mark = b"\xc4\x04mark"
+    refused([replaced(header_of(SEGMENT), at, b"mark").replace(mark, wrong)], "broken")
+
+
 OF_BOUNDS = "a (whole )?number (from|above|of)|of at most .* (characters|entries)"
 """How bounds that stand in types are told; rules between fields have other words."""
 

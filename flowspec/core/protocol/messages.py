@@ -143,7 +143,7 @@ class Logprobs(Record, frozen=True, kw_only=True):
 
     chosen: Logprob
     ids: Annotated[tuple[Token, ...], Meta(max_length=limits.TOP_LOGPROBS_MAX)]
-    values: tuple[Logprob, ...]
+    values: Annotated[tuple[Logprob, ...], Meta(max_length=limits.TOP_LOGPROBS_MAX)]
 
     def __post_init__(self) -> None:
         expect(len(self.values) == len(self.ids), "values", len(self.values), f"{len(self.ids)} entries")
@@ -327,7 +327,7 @@ class VerifiedPart(Record, frozen=True, kw_only=True):
     epoch: Id
     ids: Ids
     next_tokens: Tokens
-    logprobs: tuple[Logprobs, ...] = ()
+    logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=limits.NODES_PER_SEGMENT_MAX)] = ()
 
     def __post_init__(self) -> None:
         count, tokens, logprobs = len(self.ids), len(self.next_tokens), len(self.logprobs)
@@ -389,7 +389,7 @@ class Proposal(Record, frozen=True, kw_only=True):
     epoch: Id
     node: Id
     tokens: Annotated[tuple[Token, ...], Meta(max_length=limits.DRAFT_WIDTH_MAX)]
-    confidences: tuple[Share, ...]
+    confidences: Annotated[tuple[Share, ...], Meta(max_length=limits.DRAFT_WIDTH_MAX)]
 
     def __post_init__(self) -> None:
         count, tokens = len(self.confidences), len(self.tokens)

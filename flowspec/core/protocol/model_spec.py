@@ -68,7 +68,7 @@ class Rotary(Record, frozen=True, kw_only=True):
     """Position embeddings: by how much each pair of a head's numbers turns from one position to the next,
     float32, and what cosine and sine are multiplied by. Pairs without a frequency do not turn."""
 
-    frequencies: tuple[Real, ...]
+    frequencies: Annotated[tuple[Real, ...], Meta(max_length=1 << 12)]
     scale: Real = 1.0
 
 
@@ -238,7 +238,7 @@ class ModelSpec(Record, frozen=True, kw_only=True):
     embedding_scale: Real = 1.0
     logit_divisor: Real = 1.0
     logit_cap: Real = 0.0
-    rotaries: tuple[Rotary, ...] = ()
+    rotaries: Annotated[tuple[Rotary, ...], Meta(max_length=limits.LAYERS_MAX)] = ()
     layers: Annotated[tuple[LayerSpec, ...], Meta(min_length=1, max_length=limits.LAYERS_MAX)]
 
     def __post_init__(self) -> None:

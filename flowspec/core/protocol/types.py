@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from flowspec.core.protocol import limits
+from flowspec.validation import PRINTABLE
 
 
 class Record(Struct, frozen=True, kw_only=True, array_like=True, forbid_unknown_fields=True):
@@ -32,8 +33,7 @@ def one_of(*names: str) -> Meta:
     )
 
 
-_PRINTABLE = "\\A[^\0-\x1f\x7f-\xa0\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]*\\Z"
-"""Nothing that ends a line, moves a terminal's cursor, or turns the direction of a text."""
+_PRINTABLE = rf"\A{PRINTABLE}*\Z"
 
 Id = Annotated[int, Meta(ge=0, le=limits.ID_MAX)]
 IdOrNone = Annotated[int, Meta(ge=-1, le=limits.ID_MAX)]

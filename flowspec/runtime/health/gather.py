@@ -141,7 +141,7 @@ def arithmetics(question: AskArithmetics, machine: Machine, tell: Tell) -> Arith
     """The answer to a head that asks which arithmetics this machine has."""
     found = kernel_facts(question.dtype, machine, tell)
     names = found.arithmetics
-    return Arithmetics(dtype=question.dtype, names=names, trouble="" if names else found.faults)
+    return checked(Arithmetics(dtype=question.dtype, names=names, trouble="" if names else found.faults))
 
 
 def _version(package: str) -> str:

@@ -27,18 +27,17 @@ from flowspec.core.head.request import common_prefix
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
+from flowspec.core.protocol.types import Line, Name
 from flowspec.errors import InputError, first_line
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Limits
-from flowspec.validation import Document, decode_json, expect
+from flowspec.validation import Document, decode_json, expect, why_no_json
 
 FORMAT = 6
 """Also raised when another version would draw other tokens from the same seed.
 
 Lines of format 1 had no checksums; format 2 had no arithmetic, format 3 no `cache`.
 """
-Text = Annotated[str, Meta(max_length=limits.TEXT_CHARS_MAX)]
-Name = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
 Tokens = Annotated[
     tuple[Annotated[int, Meta(ge=0, le=limits.VOCABULARY_MAX)], ...], Meta(max_length=limits.CONTEXT_MAX)
 ]
@@ -54,20 +53,18 @@ class Setting(Document, frozen=True, kw_only=True):
 
     journal: int = FORMAT
     command: Literal["generate", "chat"]
-    model: Text
+    model: Line
     fingerprint: Name
     dtype: str
     context: Annotated[int, Meta(ge=1, le=limits.CONTEXT_MAX)]
     arithmetic: Name = ""
     cache: str = CACHE_AUTO
-    cluster: Text = ""
+    cluster: Line = ""
     local: Annotated[int, Meta(ge=0, le=limits.STAGES_MAX)] = 0
 
     def __post_init__(self) -> None:
         expect(self.dtype in ACTIVATIONS, "dtype", self.dtype, f"one of {', '.join(ACTIVATIONS)}")
         expect(self.cache in CACHES, "cache", self.cache, f"one of {', '.join(CACHES)}")
-        for name in ("model", "fingerprint", "arithmetic", "cluster"):
-            expect(getattr(self, name).isprintable(), name, getattr(self, name), "printable characters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -268,7 +265,10 @@ def read_lines(data: bytes, name: str) -> JournalContent:
             else:
                 last = replace(last, end=row.end, text=row.text)
         last = _answered(last, tokens, setting)
-    except (ValueError, msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, RecursionError) as error:
+        why = why_no_json(lines[number - 1], error)
+        raise InputError(f"{name} line {number}: expected a journal of flowspec: {why}") from None
+    except ValueError as error:
         raise InputError(
             f"{name} line {number}: expected a journal of flowspec: {first_line(error)}"
         ) from None
