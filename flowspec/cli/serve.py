@@ -148,7 +148,7 @@ def check_sharing(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from starlette.routing import BaseRoute
+    from starlette.routing import Route
 
     from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, AccessRules, read_keys
     from flowspec.serve.live import live_routes
@@ -246,7 +246,7 @@ def run(args: argparse.Namespace) -> int:
             stack.callback(watch.close)
             notes.watch = watch
 
-        def more(service: Service) -> list[BaseRoute]:
+        def more(service: Service) -> list[Route]:
             return [] if watch is None else [*page_routes(), *live_routes(watch, service.stopping.is_set)]
 
         asyncio.run(

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flowspec.errors import ALIKE
@@ -22,12 +22,12 @@ from flowspec.runtime.answer import Piece
 from flowspec.serve import metrics
 from flowspec.serve.answers import Event
 from flowspec.serve.completion_form import Choice, CompletionForm
-from flowspec.serve.completion_request import CompletionRequest, chat_wanted, completion_wanted
+from flowspec.serve.completion_request import CompletionRequest, RequestBody, chat_wanted, completion_wanted
 from flowspec.serve.documents import JSON, KEEP_ALIVE, STREAM_HEADERS, Listed, json_response
 from flowspec.serve.guard import AccessRules, Counted, read_body, refused, rules_of, while_there
 from flowspec.serve.refusals import SERVER, ApiError
 from flowspec.serve.responses.form import ResponseForm, page_of
-from flowspec.serve.responses.request import ResponseRequest, response_wanted
+from flowspec.serve.responses.request import ResponseBody, named, response_wanted
 from flowspec.serve.responses.store import Kept, ResponseStore
 from flowspec.serve.service import Service
 
@@ -41,17 +41,16 @@ _PLACE = re.compile(r"{[^}]*}")
 AnswerForm = CompletionForm | ResponseForm
 """How the answers to one request are told: `whole`, as one document, or as the frames of a stream, in this
 order: `begin`, then `say` and `end` for each choice, then `finish`, or `fail` instead of what is left."""
-Wanted = TypeVar("Wanted", bound=CompletionRequest)
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRoute(Generic[Wanted]):
+class AnswerRoute:
     """`/v1/chat/completions` and its like, an ASGI app: `read` says what a body wants, `form_of` how that is
     told."""
 
     service: Service
-    read: Callable[[bytes], Wanted]
-    form_of: Callable[[Wanted, list[Choice]], AnswerForm]
+    read: Callable[[bytes], CompletionRequest[Any]]
+    form_of: Callable[[CompletionRequest[Any], list[Choice]], AnswerForm]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         asked_s = time.monotonic()
@@ -64,16 +63,16 @@ class AnswerRoute(Generic[Wanted]):
         await while_there(receive, self._answer(wanted, asked_s, scope, receive, send))
 
     async def _answer(
-        self, wanted: Wanted, asked_s: float, scope: Scope, receive: Receive, send: Send
+        self, wanted: CompletionRequest[Any], asked_s: float, scope: Scope, receive: Receive, send: Send
     ) -> None:
         try:
             choices = await self.service.choices(wanted)
         except ApiError as error:
-            raise wanted.named(error) from None
+            raise named(error, wanted.places) from None
         form = self.form_of(wanted, choices)
         answers = self.service.ask(choices, asked_s)
         try:
-            if wanted.is_streamed:
+            if wanted.body.stream:
                 await _stream(choices, answers.events(KEEP_ALIVE_S), form, send)
                 return
             async for found in answers.events(KEEP_ALIVE_S):
@@ -121,7 +120,7 @@ def response_routes(service: Service) -> list[Route]:
     """The Responses API, with what it keeps."""
     store = ResponseStore()
 
-    def form(wanted: ResponseRequest, choices: list[Choice]) -> ResponseForm:
+    def form(wanted: CompletionRequest[ResponseBody], choices: list[Choice]) -> ResponseForm:
         return ResponseForm(service.model, wanted, choices[0].question.sampling, store.keep)
 
     def kept(request: Request) -> Kept:
@@ -149,10 +148,10 @@ def response_routes(service: Service) -> list[Route]:
     ]
 
 
-def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] = ()) -> ASGIApp:
+def build_app(service: Service, access: AccessRules, more: Sequence[Route] = ()) -> ASGIApp:
     """The whole server; `more` are routes beside the API's."""
 
-    def form(wanted: CompletionRequest, choices: list[Choice]) -> CompletionForm:
+    def form(wanted: CompletionRequest[RequestBody], choices: list[Choice]) -> CompletionForm:
         return CompletionForm(service.model, service.fingerprint, wanted)
 
     async def models(request: Request) -> Response:
@@ -183,33 +182,25 @@ def build_app(service: Service, access: AccessRules, more: Sequence[BaseRoute] =
         Route("/metrics", measured),
     ]
     slashed = [Route(f"{route.path}/", route.endpoint, methods=route.methods) for route in routes]
-    paths = [str(getattr(route, "path", "")) for route in (*routes, *more)]
-    known = frozenset(paths)
+    all_routes = [*routes, *more]
+    paths = [route.path for route in all_routes]
 
     def route_of(path: str) -> str:
-        path = path if path in known else path.rstrip("/")
-        if path in known:
-            return path
-        if path.startswith("/v1/responses/") and path.endswith("/input_items"):
-            return "/v1/responses/{name}/input_items"
-        for named in ("/v1/models/", "/v1/responses/"):
-            if path.startswith(named):
-                return f"{named}{{name}}"
-        return "other"
+        path = path.rstrip("/") or "/"
+        return next((route.path_format for route in all_routes if route.path_regex.match(path)), "other")
 
     async def refuse_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         return _refused_http(request, error, paths)
 
     app = Starlette(
-        routes=[*slashed, *routes, *more],  # first, for a name may be any path
+        routes=[*slashed, *all_routes],  # first, for a name may be any path
         middleware=rules_of(access),
         exception_handlers={ApiError: _refuse, HTTPException: refuse_http, Exception: _fail},
     )
     app.router.redirect_slashes = False  # what is not there is told of, with what is
-    return Counted(
-        app, route_of, service.metrics.requested
-    )  # around all else, so that it sees what a mistake of ours is answered with
+    # around all else, so that it sees what a mistake of ours is answered with
+    return Counted(app, route_of, service.metrics.requested)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

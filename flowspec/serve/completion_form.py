@@ -102,8 +102,10 @@ def usage_of(choices: Sequence[Choice]) -> api.Usage:
 class CompletionForm:
     """What all documents of one request's answers have in common, in the form of chats or of completions."""
 
-    def __init__(self, model: str, fingerprint: str, wanted: CompletionRequest) -> None:
+    def __init__(self, model: str, fingerprint: str, wanted: CompletionRequest[Any]) -> None:
         self._wanted = wanted
+        options = wanted.body.stream_options
+        self._includes_usage = bool(options and options.include_usage)
         self._is_chat = is_chat = isinstance(wanted.prompts[0], list)
         self._head = api.Completion(
             id=f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -113,7 +115,7 @@ class CompletionForm:
             object="chat.completion" if is_chat else "text_completion",
         )
         kind = "chat.completion.chunk" if is_chat else "text_completion"
-        self._chunk_head = replace(self._head, object=kind, usage=None if wanted.includes_usage else UNSET)
+        self._chunk_head = replace(self._head, object=kind, usage=None if self._includes_usage else UNSET)
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
         """All choices at once."""
@@ -149,7 +151,7 @@ class CompletionForm:
 
     def finish(self, choices: Sequence[Choice]) -> bytes:
         """What a stream ends with when all choices are over."""
-        if not self._wanted.includes_usage:
+        if not self._includes_usage:
             return api.DONE
         return api.frame(replace(self._chunk_head, usage=usage_of(choices))) + api.DONE
 

@@ -7,9 +7,8 @@ is the same.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
@@ -25,13 +24,7 @@ from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.serve.bodies import Asked, Neutral, OtherFields, refusing
 from flowspec.serve.messages import Dialogue, dialogue_of
 from flowspec.serve.refusals import ApiError, invalid
-from flowspec.serve.template_variables import (
-    NO_VARIABLES,
-    VARIABLE_BYTES_MAX,
-    Effort,
-    TemplateVariables,
-    Variables,
-)
+from flowspec.serve.template_variables import VARIABLE_BYTES_MAX, Effort, Variables
 from flowspec.serve.tools import NO_TOOLS, TOOLS, ChatTool, ToolChoice, ToolUse, tool_use_of
 from flowspec.validation import decode_json, expect
 
@@ -55,8 +48,8 @@ Prompt = Messages | str | tuple[int, ...]
 
 
 class Bound(NamedTuple):
-    """What binds an answer: the field that says so, the place in it, and kind and text as `SamplingParams`
-    have them."""
+    """What binds an answer: the field that says so, the place in it, and kind and text as `Grammar` has
+    them."""
 
     by: str
     place: str
@@ -64,35 +57,26 @@ class Bound(NamedTuple):
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompletionRequest:
-    """A request. `model` None: the one that is served; `tokens_max` None: as many as the server gives by
-    itself; `params` holds all but this. The answer `continues` the last message of the dialogue, or begins
-    with the prompt's text (`echoes`).
+Body = TypeVar("Body", bound="RequestBody", covariant=True)
 
-    `count` choices are wanted of each prompt; choice i is drawn with `seed` + i. `unheeded` are the harmless
-    fields that it has, each with why nothing is done, and `bound_by` the field that binds the answer to a
-    format, if any does. Of a chat, the tools of its `tool_use` may or have to be called; its template is told
-    the `variables`.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionRequest(Generic[Body]):
+    """What a body asks for. `bound_by` is the field that binds the answer to a format, if any does. Of a
+    chat, the tools of its `tool_use` may or have to be called, and its template is told of the `effort`.
+
+    Of a response, `places` names for each of the chat's messages the field that it comes from, and `items` is
+    the dialogue without instructions, as a JSON list of items.
     """
 
-    model: str | None
+    body: Body
     prompts: tuple[Prompt, ...]
-    tokens_max: int | None
     params: SamplingParams
-    count: int
-    is_streamed: bool
-    includes_usage: bool
-    unheeded: Mapping[str, str] = field(default_factory=dict)
-    tool_use: ToolUse = NO_TOOLS
-    variables: TemplateVariables = NO_VARIABLES
-    continues: bool = False
-    echoes: bool = False
     bound_by: str = ""
-
-    def named(self, error: ApiError) -> ApiError:
-        """What is said of a field by the name that it has in the request."""
-        return error
+    tool_use: ToolUse = NO_TOOLS
+    effort: Effort | None = None
+    places: tuple[str, ...] = ()
+    items: bytes = b""
 
 
 # ------------------------------------------------------------------------------------------ bodies as types
@@ -146,7 +130,7 @@ class StructuredOutputs(Asked, frozen=True, kw_only=True):
             ("json_object", "json_schema", _ANY_OBJECT if self.json_object else None),
             ("regex", "regex", self.regex),
             ("choice", "regex", "|".join(_SIGN.sub(r"\\\g<0>", each) for each in self.choice or ()) or None),
-            ("grammar", "grammar", self.grammar),
+            ("grammar", "lark", self.grammar),
         )
         return [
             Bound("structured_outputs", f".{name}", kind, text)
@@ -218,37 +202,47 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
         is_told = bool(self.stream) or not isinstance(self.stream_options, StreamOptions)
         expect(is_told, "stream_options", bool(self.stream), "stream to be true beside it")
 
+    @property
+    def count(self) -> int:
+        """Choices of each prompt; choice i is drawn with the seed + i."""
+        return int(self.n or 1)
+
     def build_request(
-        self, prompts: tuple[Prompt, ...], tokens_max: int | None, logprobs: int | None, bound: Bound | None
-    ) -> CompletionRequest:
+        self: Body,
+        prompts: tuple[Prompt, ...],
+        tokens_max: int | None,
+        logprobs: int | None,
+        bound: Bound | None,
+        tool_use: ToolUse = NO_TOOLS,
+        effort: Effort | None = None,
+    ) -> CompletionRequest[Body]:
         """What is wanted of these prompts; `bound` is what the form of request says of a format. Raises
         `ApiError`."""
         others = [] if self.structured_outputs is None else self.structured_outputs.bounds
         if len(bounds := [*([bound] if bound else []), *others]) > 1:
             named = [f"{each.by}{each.place}" for each in bounds]
             raise invalid("structured_outputs", "one field that says what the answer is", named)
-        bound = bounds[0] if bounds else None
+        bound = next(iter(bounds), None)
         if bound:
             _check(bound)
         if bound and self.ignore_eos:
             raise invalid("ignore_eos", "false where the format of the answer says where it ends", True)
-        count = int(self.n or 1)
-        if count * len(prompts) > CHOICES_MAX:
-            raise invalid("n", f"at most {CHOICES_MAX} choices over all prompts", count * len(prompts))
+        if (count := self.count * len(prompts)) > CHOICES_MAX:
+            raise invalid("n", f"at most {CHOICES_MAX} choices over all prompts", count)
+        by = bound.by if bound else ""
+        if bound and tool_use.tools:  # a text of this format, or calls
+            calls = tool_use.bound or Wanted(tools=tool_use.tools, is_single=tool_use.is_single)
+            tool_use = replace(tool_use, bound=replace(calls, answer=(bound.kind, bound.text)))
+            bound = None
+        if tool_use.bound and self.ignore_eos:
+            raise invalid("ignore_eos", "false where the format of calls says where the answer ends", True)
+        params = self.params(tokens_max, logprobs, bound)
         return CompletionRequest(
-            model=self.model or None,  # some clients send an empty one
-            prompts=prompts,
-            tokens_max=tokens_max,
-            params=self._params(logprobs, bound),
-            count=count,
-            is_streamed=bool(self.stream),
-            includes_usage=isinstance(self.stream_options, StreamOptions)
-            and bool(self.stream_options.include_usage),
-            unheeded=self.unheeded,
-            bound_by=bound.by if bound else "",
+            body=self, prompts=prompts, params=params, bound_by=by, tool_use=tool_use, effort=effort
         )
 
-    def _params(self, logprobs: int | None, bound: Bound | None) -> SamplingParams:
+    def params(self, tokens_max: int | None, logprobs: int | None, bound: Bound | None) -> SamplingParams:
+        """How answers are sampled and when they end."""
         sampled: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         sampled["seed"] = None if self.seed is None else usable_seed(self.seed)
         if self.top_p == 0:  # nothing but the likeliest token is left
@@ -256,10 +250,11 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
         elif self.temperature is not None and self.temperature < limits.TEMPERATURE_MIN:
             sampled["temperature"] = 0.0
         if bound:
-            sampled[bound.kind] = bound.text
+            sampled["grammar" if bound.kind == "lark" else bound.kind] = bound.text
         return SamplingParams(
             **sampled,
             logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
+            max_new_tokens=tokens_max,
             stop=self.stop or (),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=bool(self.ignore_eos),
@@ -289,37 +284,6 @@ class DialogueBody(RequestBody, frozen=True, kw_only=True):
         continues, begins = bool(self.continue_final_message), self.add_generation_prompt
         expected = f"{'false' if continues else 'true'} or nothing beside continue_final_message"
         expect(begins is not continues, "add_generation_prompt", begins, expected)
-
-    def build_dialogue_request(
-        self,
-        messages: Messages,
-        tokens_max: int | None,
-        logprobs: int | None,
-        bound: Bound | None,
-        tool_use: ToolUse,
-        effort: str | None,
-    ) -> CompletionRequest:
-        """The answer that is wanted in a dialogue. Raises `ApiError`."""
-        found = self.build_request((messages,), tokens_max, logprobs, bound)
-        last = messages[-1]
-        is_open = last["role"] == "assistant" and "tool_calls" not in last
-        if self.continue_final_message and not is_open:  # nobody else's turn is gone on with
-            text = "the last message to be the assistant's, without calls of tools"
-            raise invalid("continue_final_message", text, last["role"])
-        if tool_use.tools and found.params.bound is not None:
-            # a text of this format, or calls
-            calls = tool_use.bound or Wanted(tools=tool_use.tools, is_single=tool_use.is_single)
-            tool_use = replace(tool_use, bound=replace(calls, answer=found.params.bound))
-            found = replace(found, params=replace(found.params, json_schema=None, regex=None, grammar=None))
-        if tool_use.bound is not None and self.ignore_eos:
-            raise invalid("ignore_eos", "false where the format of calls says where the answer ends", True)
-        named = self.chat_template_kwargs or {}
-        return replace(
-            found,
-            tool_use=tool_use,
-            variables=TemplateVariables(named=named, thinks=self.enable_thinking, effort=effort),
-            continues=bool(self.continue_final_message),
-        )
 
 
 class ChatBody(DialogueBody, frozen=True, kw_only=True):
@@ -375,24 +339,20 @@ class CompletionBody(RequestBody, frozen=True, kw_only=True):
 
     @property
     def prompts(self) -> tuple[Prompt, ...]:
-        if isinstance(self.prompt, str):
-            return (self.prompt,)
-        prompt: list[Any] = self.prompt
-        if isinstance(prompt[0], int):
-            return (tuple(prompt),)
-        return tuple(each if isinstance(each, str) else tuple(each) for each in prompt)
+        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
+        prompts: Any = [self.prompt] if is_one else self.prompt
+        return tuple(each if isinstance(each, str) else tuple(each) for each in prompts)
 
 
 @refusing()
-def chat_wanted(body: bytes) -> CompletionRequest:
+def chat_wanted(body: bytes) -> CompletionRequest[ChatBody]:
     """A request to `/v1/chat/completions`; raises `ApiError`."""
     said = decode_json(body, ChatBody)
     functions = [each.function for each in said.tools or ()]
     choice = said.tool_choice if isinstance(said.tool_choice, str | None) else said.tool_choice.choice
-    longest = said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens
-    return said.build_dialogue_request(
-        dialogue_of(said.messages),
-        longest,
+    return said.build_request(
+        (dialogue_of(said.messages, continues=bool(said.continue_final_message)),),
+        said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens,
         said.top_logprobs or 0 if said.logprobs else None,
         bound_of("response_format", said.response_format),
         tool_use_of(functions, choice, said.parallel_tool_calls),
@@ -401,19 +361,18 @@ def chat_wanted(body: bytes) -> CompletionRequest:
 
 
 @refusing()
-def completion_wanted(body: bytes) -> CompletionRequest:
+def completion_wanted(body: bytes) -> CompletionRequest[CompletionBody]:
     """A request to `/v1/completions`; raises `ApiError`."""
     said = decode_json(body, CompletionBody)
     longest = COMPLETION_TOKENS_DEFAULT if said.max_tokens is None else said.max_tokens
-    return replace(said.build_request(said.prompts, longest, said.logprobs, None), echoes=bool(said.echo))
+    return said.build_request(said.prompts, longest, said.logprobs, None)
 
 
 def _check(bound: Bound) -> None:
     """Raises `ApiError` for what cannot bind an answer; takes a second at most, in a thread that reads
     requests."""
-    kind = "lark" if bound.kind == "grammar" else bound.kind
     try:
-        check_grammar(kind, bound.text)
+        check_grammar(bound.kind, bound.text)
     except InputError as error:  # which begins with the kind, and the place in it
         name = f"{bound.by}{bound.place}"
-        raise ApiError(400, f"{name}{str(error).removeprefix(kind)}", name, "invalid_value") from None
+        raise ApiError(400, f"{name}{str(error).removeprefix(bound.kind)}", name, "invalid_value") from None

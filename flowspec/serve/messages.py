@@ -107,8 +107,9 @@ Dialogue = Annotated[
 ]
 
 
-def dialogue_of(messages: Sequence[Message]) -> Messages:
-    """Messages as templates take them. Raises `ApiError` for an answer to a call that is not there."""
+def dialogue_of(messages: Sequence[Message], *, continues: bool) -> Messages:
+    """Messages as templates take them, the last of which the answer may continue. Raises `ApiError` for an
+    answer to a call that is not there, and where it is not the assistant who would go on."""
     called: dict[str, str] = {}
     dialogue = []
     for place, message in enumerate(messages):
@@ -127,6 +128,9 @@ def dialogue_of(messages: Sequence[Message]) -> Messages:
                 raise invalid(name, "the id of a call in a message before it", key)
             found |= {"tool_call_id": key, "name": called[key]}
         dialogue.append(found)
+    if continues and (found["role"] != "assistant" or "tool_calls" in found):
+        text = "the last message to be the assistant's, without calls of tools"
+        raise invalid("continue_final_message", text, found["role"])
     return dialogue
 
 

@@ -4,8 +4,8 @@ the API that they call does."""
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from importlib import resources
+from pathlib import PurePath
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -41,47 +41,21 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """A file of the page; `tag` is of its content, so that a browser that has it need not have it sent
-    again."""
-
-    content: bytes
-    media_type: str
-    tag: str
-
-    def response(self, request: Request) -> Response:
-        headers = HEADERS | {"ETag": self.tag}
-        if request.headers.get("if-none-match") == self.tag:
-            return Response(status_code=304, headers=headers)
-        return Response(self.content, media_type=self.media_type, headers=headers)
-
-
-def assets() -> dict[str, Asset]:
-    """The files of the page by name; raises KeyError for one of a kind that is not served."""
-    found = {}
-    for file in resources.files("flowspec.serve").joinpath("page").iterdir():
-        content = file.read_bytes()
-        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-        found[file.name] = Asset(
-            content=content, media_type=TYPES[file.name[file.name.rindex(".") :]], tag=tag
-        )
-    return found
-
-
 def page_routes() -> list[Route]:
-    """`/` and `/page/<file>`, for the files of the page and nothing else."""
-    files = assets()
-
-    async def index(request: Request) -> Response:
-        return files[INDEX].response(request)
+    """`/` and `/page/<file>`, for the files of the page and nothing else. Raises KeyError for one of a kind
+    that is not served."""
+    folder = resources.files("flowspec.serve").joinpath("page")
+    files = {each.name: (each.read_bytes(), TYPES[PurePath(each.name).suffix]) for each in folder.iterdir()}
 
     async def file(request: Request) -> Response:
-        asset = files.get(request.path_params["name"])
-        return (
-            asset.response(request)
-            if asset is not None
-            else PlainTextResponse("no such file\n", 404, headers=HEADERS)
-        )
+        name = request.path_params.get("name", INDEX)
+        if name not in files:
+            return PlainTextResponse("no such file\n", 404, headers=HEADERS)
+        content, media_type = files[name]
+        # of the content, so that a browser that has it need not have it sent again
+        headers = HEADERS | {"ETag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
 
-    return [Route("/", index, methods=["GET"]), Route("/page/{name}", file, methods=["GET"])]
+    return [Route("/", file, methods=["GET"]), Route("/page/{name}", file, methods=["GET"])]

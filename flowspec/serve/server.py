@@ -12,7 +12,7 @@ from typing import Any
 
 import h11
 import uvicorn
-from starlette.routing import BaseRoute
+from starlette.routing import Route
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -235,7 +235,7 @@ async def serve(
     totals: Totals,
     on_ready: Callable[[Service, Stop], None],
     on_failure: Callable[[FlowSpecError], None] = lambda error: None,
-    more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
+    more: Callable[[Service], Sequence[Route]] = lambda service: (),
 ) -> None:
     """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any
     more. `on_failure` is told when nothing can be answered any more; requests are told so until the end."""

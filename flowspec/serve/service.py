@@ -32,7 +32,7 @@ from flowspec.serve.documents import Model
 from flowspec.serve.metrics import Metrics, Totals
 from flowspec.serve.refusals import STOPPING, ApiError, invalid, unavailable
 from flowspec.serve.request_queue import RequestQueue
-from flowspec.serve.template_variables import forbids_thoughts
+from flowspec.serve.template_variables import forbids_thoughts, variables_of
 from flowspec.serve.tools import ToolUse
 from flowspec.version import __version__
 
@@ -110,11 +110,11 @@ class Service:
 
     # ------------------------------------------------------------------------------------------- requests
 
-    async def choices(self, wanted: CompletionRequest) -> list[Choice]:
+    async def choices(self, wanted: CompletionRequest[Any]) -> list[Choice]:
         """The answers that a request wants, of which nothing is there yet: all choices of its first prompt,
         then those of the next. Raises `ApiError`."""
-        self.check_name(wanted.model or self.model)
-        self._name(wanted.unheeded)
+        self.check_name(wanted.body.model or self.model)  # some clients send an empty one
+        self._name(wanted.body.unheeded)
         found = []
         gone = threading.Event()
         bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
@@ -160,23 +160,23 @@ class Service:
         if self.session.head.failure is not None:
             raise unavailable(self.session.head.failure)
 
-    def _choices(self, place: int, wanted: CompletionRequest, bound: Bound) -> list[Choice]:
+    def _choices(self, place: int, wanted: CompletionRequest[Any], bound: Bound) -> list[Choice]:
         """All choices of a prompt, which begin with its text where that is echoed."""
         prompt, echoed = wanted.prompts[place], ""
         question = self._question(wanted, *self._encode(prompt, wanted, bound))
-        if wanted.echoes and not isinstance(prompt, list):
+        if not isinstance(prompt, list) and wanted.body.echo:
             echoed = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
         calls = None if question.form is None else question.form.calls
         new_id = partial(new_call_id, 0 if calls is None else calls.id_chars)
-        first, sampling = place * wanted.count, question.sampling
+        first, sampling = place * wanted.body.count, question.sampling
         found = []
-        for number in range(wanted.count):
+        for number in range(wanted.body.count):
             drawn = replace(question, sampling=structs.replace(sampling, seed=sampling.seed + number))
             found.append(Choice(drawn, first + number, place, new_id, echoed))
         return found
 
     def _encode(
-        self, prompt: Prompt, wanted: CompletionRequest, bound: Bound
+        self, prompt: Prompt, wanted: CompletionRequest[Any], bound: Bound
     ) -> tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]:
         try:
             if isinstance(prompt, str):
@@ -195,7 +195,7 @@ class Service:
         return prompt, None, None
 
     def _encode_chat(
-        self, messages: Messages, wanted: CompletionRequest, bound: Bound
+        self, messages: Messages, wanted: CompletionRequest[Any], bound: Bound
     ) -> tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]:
         """A dialogue with its tools, the form of the answer, and what binds its calls."""
         tokenizer, use = self._tokenizer, wanted.tool_use
@@ -205,7 +205,9 @@ class Service:
         template = tokenizer.template(tools)
         names = names_in(template)
         can_think = tokenizer.is_in_channels or thoughts_of(template) is not None
-        variables = wanted.variables.for_template(names, can_think=can_think)
+        body, continues = wanted.body, bool(wanted.body.continue_final_message)
+        named = body.chat_template_kwargs or {}
+        variables = variables_of(named, body.enable_thinking, wanted.effort, names, can_think=can_think)
         for place, message in enumerate(messages):
             if "tool_calls" in message and "tool_calls" not in names.fields | names.variables:
                 raise _no_tools(f"messages[{place}].tool_calls", "this model's chat template has no calls")
@@ -213,12 +215,12 @@ class Service:
             raise _no_tools("tools", "this model's chat template has no place for tools")
         if tools and format_of(template, tokenizer.added_tokens) is None:
             raise _no_tools("tools", "how this model writes calls of tools is not known here")
-        rendered = tokenizer.render_chat(messages, tools, variables, continues=wanted.continues)
+        rendered = tokenizer.render_chat(messages, tools, variables, continues=continues)
         ids = tuple(tokenizer.encode_rendered(rendered, bound))
         form = form_of(template, tokenizer.added_tokens, rendered.text, tools, is_single=use.is_single)
         if form is None:
             return ids, None, None
-        is_closed = wanted.continues or (
+        is_closed = continues or (
             form.thoughts is not None and rendered.text.rstrip().endswith(form.thoughts.end)
         )
         may_think = not is_closed and not forbids_thoughts(variables)
@@ -254,7 +256,7 @@ class Service:
 
     def _question(
         self,
-        wanted: CompletionRequest,
+        wanted: CompletionRequest[Any],
         ids: tuple[int, ...],
         form: ReplyForm | None,
         bound: BoundReply | None,
@@ -265,7 +267,7 @@ class Service:
             raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
             left = self.context - len(ids)
-            most = min(wanted.tokens_max or self.options.new_tokens or left, left)
+            most = min(wanted.params.max_new_tokens or self.options.new_tokens or left, left)
             question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form, bound)
         except InputError as error:
             param = "tools" if bound is not None else wanted.bound_by or "temperature"

@@ -4,7 +4,6 @@ whatever else it looks at."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -33,46 +32,43 @@ Variables = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateVariables:
-    """As a request has them: `named` by their names, and two that other servers have, too."""
-
-    named: Mapping[str, Any] = field(default_factory=dict)
-    thinks: bool | None = None
-    effort: str | None = None
-
-    def for_template(self, names: TemplateNames, *, can_think: bool) -> dict[str, Any]:
-        """What the template that looks at these names is given. Raises `ApiError` for what it does not look
-        at, since that would be ignored. `can_think`: the model may write thoughts."""
-        for name in self.named:
-            if name not in names.variables:
-                raise _unused(f"chat_template_kwargs.{name}", self.named[name])
-        found = dict(self.named)
-        thinks, param = self.thinks, "enable_thinking"
-        if self.effort is not None:
-            if "reasoning_effort" in names.variables and (self.effort != "none" or "none" in names.fields):
-                _put(found, "reasoning_effort", self.effort, "reasoning_effort")
-            elif self.effort != "none":
-                raise ApiError(
-                    400,
-                    "reasoning_effort: this model's chat template has no such levels; expected "
-                    f"none or nothing, got {self.effort!r}",
-                    "reasoning_effort",
-                    "unsupported_parameter",
-                )
-            elif can_think:
-                if thinks:
-                    raise invalid("reasoning_effort", "no none where enable_thinking is true", "none")
-                thinks, param = False, "reasoning_effort"
-        if thinks is not None:
-            switch = next((name for name in _SWITCHES if name in names.variables), None)
-            if switch is None:
-                raise _unused(param, "none" if param == "reasoning_effort" else thinks)
-            _put(found, switch, thinks, param)
-        return found
-
-
-NO_VARIABLES = TemplateVariables()
+def variables_of(
+    named: Mapping[str, Any],
+    thinks: bool | None,
+    effort: Effort | None,
+    names: TemplateNames,
+    *,
+    can_think: bool,
+) -> dict[str, Any]:
+    """What the template that looks at these names is given: variables by their names, and two that other
+    servers have, too. Raises `ApiError` for what it does not look at, since that would be ignored.
+    `can_think`: the model may write thoughts."""
+    for name in named:
+        if name not in names.variables:
+            raise _unused(f"chat_template_kwargs.{name}", named[name])
+    found = dict(named)
+    param = "enable_thinking"
+    if effort is not None:
+        if "reasoning_effort" in names.variables and (effort != "none" or "none" in names.fields):
+            _put(found, "reasoning_effort", effort, "reasoning_effort")
+        elif effort != "none":
+            raise ApiError(
+                400,
+                "reasoning_effort: this model's chat template has no such levels; expected "
+                f"none or nothing, got {effort!r}",
+                "reasoning_effort",
+                "unsupported_parameter",
+            )
+        elif can_think:
+            if thinks:
+                raise invalid("reasoning_effort", "no none where enable_thinking is true", "none")
+            thinks, param = False, "reasoning_effort"
+    if thinks is not None:
+        switch = next((name for name in _SWITCHES if name in names.variables), None)
+        if switch is None:
+            raise _unused(param, "none" if param == "reasoning_effort" else thinks)
+        _put(found, switch, thinks, param)
+    return found
 
 
 def forbids_thoughts(variables: Mapping[str, Any]) -> bool:

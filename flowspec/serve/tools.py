@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -88,7 +88,8 @@ ToolChoice = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which tools may be called, by the places where they are named, whether one has to be, and no other."""
+    """Which tools may be called, by the places where they are named (none: all), whether one has to be, and
+    no other."""
 
     named: Mapping[str, str]
     is_required: bool
@@ -121,18 +122,18 @@ def tool_use_of(
         raise invalid("tools", "tools of different names", twice[0])
     if choice == "none":
         return NO_TOOLS
-    use = ToolUse(tools=tools, is_single=is_parallel is False)
-    wanted = Wanted(tools=tools, is_single=use.is_single)
-    if choice in (None, "auto"):
-        return replace(use, bound=wanted) if any(each.strict for each in functions) else use
-    if not isinstance(choice, Choice):
+    if choice == "required":
         if not tools:
             raise invalid("tool_choice", "none or auto where there are no tools", choice)
-        return replace(use, bound=replace(wanted, is_required=True))
-    for place, name in choice.named.items():
-        if name not in names:
-            raise invalid(f"tool_choice.{place}", "the name of a tool in tools", name)
-    some = tuple(tool for tool in tools if tool.name in choice.named.values())
-    is_single = use.is_single or choice.is_single
-    bound = Wanted(tools=some, is_single=is_single, is_required=choice.is_required)
-    return replace(use, is_single=is_single, bound=bound)
+        choice = Choice({}, is_required=True)
+    is_single, bound = is_parallel is False, None
+    if isinstance(choice, Choice):
+        for place, name in choice.named.items():
+            if name not in names:
+                raise invalid(f"tool_choice.{place}", "the name of a tool in tools", name)
+        some = tuple(tool for tool in tools if tool.name in choice.named.values()) or tools
+        is_single = is_single or choice.is_single
+        bound = Wanted(tools=some, is_single=is_single, is_required=choice.is_required)
+    elif any(each.strict for each in functions):
+        bound = Wanted(tools=tools, is_single=is_single)
+    return ToolUse(tools=tools, is_single=is_single, bound=bound)

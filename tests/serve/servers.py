@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import openai
-from starlette.routing import BaseRoute
+from starlette.routing import Route
 
 from flowspec.errors import FlowSpecError
 from flowspec.llm import LLM
@@ -85,7 +85,7 @@ def running(
     options: ServiceOptions | None = None,
     access: AccessRules | None = None,
     totals: Totals | None = None,
-    more: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
+    more: Callable[[Service], Sequence[Route]] = lambda service: (),
 ) -> Iterator[Running]:
     bound = bind("127.0.0.1", 0)
     there = threading.Event()

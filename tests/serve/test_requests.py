@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -35,35 +35,35 @@ from flowspec.serve.completion_request import (
     completion_wanted,
 )
 from flowspec.serve.refusals import ApiError, busy, of_error
-from flowspec.serve.responses.request import ITEMS_MAX, ResponseBody, ResponseRequest, response_wanted
+from flowspec.serve.responses.request import ITEMS_MAX, ResponseBody, response_wanted
 from flowspec.serve.responses.store import ResponseStore
-from flowspec.serve.template_variables import TemplateVariables
+from flowspec.serve.template_variables import variables_of
 from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX, ToolUse
 
 HELLO = [{"role": "user", "content": "hello"}]
 PREFILLED = [*HELLO, {"role": "assistant", "content": "I am"}]
 
 
-def chat(**fields: Any) -> CompletionRequest:
+def chat(**fields: Any) -> CompletionRequest[ChatBody]:
     return chat_wanted(json.dumps({"model": "m", "messages": HELLO, **fields}).encode())
 
 
-def completion(**fields: Any) -> CompletionRequest:
+def completion(**fields: Any) -> CompletionRequest[CompletionBody]:
     return completion_wanted(json.dumps({"model": "m", "prompt": "hello", **fields}).encode())
 
 
-def response(**fields: Any) -> ResponseRequest:
+def response(**fields: Any) -> CompletionRequest[ResponseBody]:
     return response_wanted(ResponseStore(), json.dumps({"input": "hello", **fields}).encode())
 
 
-READERS: dict[str, Callable[..., CompletionRequest]] = {
+READERS: dict[str, Callable[..., CompletionRequest[Any]]] = {
     "chat": chat,
     "completion": completion,
     "response": response,
 }
 
 
-def refusal(read: Callable[..., CompletionRequest], **fields: Any) -> ApiError:
+def refusal(read: Callable[..., CompletionRequest[Any]], **fields: Any) -> ApiError:
     with pytest.raises(ApiError) as caught:
         read(**fields)
     found = caught.value
@@ -167,9 +167,11 @@ def test_a_request_with_everything() -> None:
     sampling |= {"presence_penalty": -2, "frequency_penalty": 0.5, "repetition_penalty": 1.1}
     expected = SamplingParams(**{**sampling, "stop": ("a", "b"), "stop_token_ids": (7, 3)})
     sampling["stop_token_ids"] = [7, 3]
-    for read in READERS.values():
-        assert read(**sampling, stream=True).params == expected
-        assert read(**dict.fromkeys(sampling)).params == SamplingParams(), "null leaves it to the server"
+    for kind, read in READERS.items():
+        most = 16 if kind == "completion" else None
+        assert read(**sampling, stream=True).params == replace(expected, max_new_tokens=most)
+        nulls = read(**dict.fromkeys(sampling))
+        assert nulls.params == SamplingParams(max_new_tokens=most), "null leaves it to the server"
     found = chat(
         **sampling,
         n=2,
@@ -179,24 +181,23 @@ def test_a_request_with_everything() -> None:
         stream=True,
         stream_options={"include_usage": True},
     )
-    assert found.params == replace(expected, logprobs=3)
-    assert (found.count, found.tokens_max, found.is_streamed, found.includes_usage) == (2, 9, True, True)
+    assert found.params == replace(expected, logprobs=3, max_new_tokens=9)
+    assert (found.body.count, found.body.stream) == (2, True)
 
 
 def test_a_request_with_nothing_leaves_all_to_the_server() -> None:
     found = chat()
-    assert (found.params, found.tokens_max) == (SamplingParams(), None)
-    assert (found.count, found.is_streamed) == (1, False)
-    assert completion().tokens_max == 16
-    assert (chat(model="").model, chat(model=None).model, chat(stop="").params.stop) == (None, None, ())
+    assert found.params == SamplingParams()
+    assert (found.body.count, found.body.stream) == (1, None)
+    assert completion().params.max_new_tokens == 16
+    assert chat(stop="").params.stop == ()
 
 
 def test_an_answer_goes_on_in_the_last_message_where_that_is_asked_for() -> None:
     for asked in ({}, {"add_generation_prompt": False}):
-        assert chat(messages=PREFILLED, continue_final_message=True, **asked).continues
+        assert chat(messages=PREFILLED, continue_final_message=True, **asked).body.continue_final_message
     for asked in ({}, {"add_generation_prompt": True}, {"continue_final_message": False}):
-        assert not chat(messages=PREFILLED, **asked).continues
-    assert (completion(echo=True).echoes, completion(echo=False).echoes) == (True, False)
+        assert not chat(messages=PREFILLED, **asked).body.continue_final_message
 
 
 def test_fields_that_ask_for_nothing_are_taken() -> None:
@@ -210,7 +211,7 @@ def test_fields_that_ask_for_nothing_are_taken() -> None:
     assert len(neutral) > 20
     for field, values in neutral.items():
         for value in (None, *values):
-            assert chat(**{field: value}) == chat()
+            assert replace(chat(**{field: value}), body=chat().body) == chat()
         assert refusal(chat, **{field: "something"}).code == "unsupported_parameter"
 
 
@@ -219,11 +220,11 @@ def test_what_cannot_change_an_answer_is_taken_and_named() -> None:
     assert {"user", "speculative.n_max"} < set(harmless)
     for read in (chat, completion):
         found = read(**dict.fromkeys(harmless, True))
-        assert list(found.unheeded) == harmless
-        assert replace(found, unheeded={}) == read(), "and changes nothing"
-        assert read(**dict.fromkeys(harmless)).unheeded == {}, "null says nothing"
-    assert list(chat(keep_alive="5m", user="u").unheeded) == ["user", "keep_alive"]
-    assert list(response(user="u", store=True, metadata={"a": "b"}).unheeded) == ["user"]
+        assert list(found.body.unheeded) == harmless
+        assert replace(found, body=read().body) == read(), "and changes nothing"
+        assert read(**dict.fromkeys(harmless)).body.unheeded == {}, "null says nothing"
+    assert list(chat(keep_alive="5m", user="u").body.unheeded) == ["user", "keep_alive"]
+    assert list(response(user="u", store=True, metadata={"a": "b"}).body.unheeded) == ["user"]
 
 
 @pytest.mark.parametrize(
@@ -272,14 +273,14 @@ def test_messages_become_what_chat_templates_take() -> None:
 )
 def test_the_forms_of_a_prompt(prompt: Any, expected: tuple[Any, ...]) -> None:
     assert completion(prompt=prompt).prompts == expected
-    assert completion(prompt=["a", "b"], n=32).count == 32, "choices are counted over all prompts"
+    assert completion(prompt=["a", "b"], n=32).body.count == 32, "choices are counted over all prompts"
 
 
 def test_either_name_of_the_length_will_do_and_both_if_they_agree() -> None:
     old, new = {"max_tokens": 5}, {"max_completion_tokens": 5}
     for fields in (old, new, old | new):
-        assert chat(**fields).tokens_max == 5
-    assert chat(max_tokens=2**63 - 1).tokens_max == 2**63 - 1, "who wants no limit"
+        assert chat(**fields).params.max_new_tokens == 5
+    assert chat(max_tokens=2**63 - 1).params.max_new_tokens == 2**63 - 1, "who wants no limit"
 
 
 def test_a_response_has_at_most_so_many_items() -> None:
@@ -309,14 +310,15 @@ def test_a_response_is_the_chat_that_it_stands_for() -> None:
         top_logprobs=2,
         reasoning_effort="none",
     )
-    assert all(getattr(found, name) == getattr(same, name) for name in same.__slots__)
-    assert (list(found.unheeded), found.is_kept) == (["user"], True)
-    assert (found.said["max_output_tokens"], found.said["instructions"]) == (1, "Be short.")
+    own = {"body": found.body, "places": found.places, "items": found.items}
+    assert replace(cast(Any, same), **own) == found
+    assert found.places == ("instructions", "input")
     names = "instructions max_output_tokens previous_response_id store metadata include tools tool_choice"
     names += " text n reasoning truncation background top_logprobs conversation prompt stream messages"
     names += " stream_options"
     nulls = response(**dict.fromkeys([*names.split(), "max_tool_calls"]))
-    assert replace(nulls, items=b"") == replace(response(), items=b""), "but for their items' ids"
+    plain = response()
+    assert replace(nulls, body=plain.body, items=plain.items) == plain, "but for their items' ids"
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -467,14 +469,14 @@ def test_what_a_template_looks_at() -> None:
 def test_variables_are_given_to_templates_that_look_at_them(
     wanted: dict[str, Any], names: TemplateNames, expected: Any
 ) -> None:
-    variables = TemplateVariables(**wanted)
+    asked: Any = {"named": {}, "thinks": None, "effort": None, **wanted}
     if isinstance(expected, dict):
-        assert variables.for_template(names, can_think=True) == expected
+        assert variables_of(names=names, can_think=True, **asked) == expected
     else:
         with pytest.raises(ApiError) as caught:
-            variables.for_template(names, can_think=True)
+            variables_of(names=names, can_think=True, **asked)
         assert caught.value.param == expected
-    assert TemplateVariables(effort="none").for_template(NEITHER, can_think=False) == {}
+    assert variables_of({}, None, "none", NEITHER, can_think=False) == {}
 
 
 # ---------------------------------------------------------------------------------------------- chunks

@@ -26,16 +26,17 @@ from flowspec.runtime.session import Limits
 from flowspec.runtime.token_log import TokenLog
 from flowspec.runtime.token_stream import Timing
 from flowspec.serve.completion_form import Choice, fingerprint_of, token_name, usage_of
+from flowspec.serve.completion_request import CompletionRequest
 from flowspec.serve.documents import frame
 from flowspec.serve.metrics import Totals
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.form import ResponseForm, page_of
 from flowspec.serve.responses.items import messages_of
-from flowspec.serve.responses.request import ResponseRequest, response_wanted
+from flowspec.serve.responses.request import ResponseBody, response_wanted
 from flowspec.serve.responses.store import Kept, ResponseStore
 
 
-def read(store: ResponseStore | None = None, /, **fields: Any) -> ResponseRequest:
+def read(store: ResponseStore | None = None, /, **fields: Any) -> CompletionRequest[ResponseBody]:
     return response_wanted(store or ResponseStore(), json.dumps({"input": "hello", **fields}).encode())
 
 
@@ -99,9 +100,11 @@ def test_calls_are_bound_as_in_a_chat() -> None:
         ({"tools": tools, "tool_choice": some}, Wanted(tools=(g,))),
         ({"tools": tools, "text": text}, Wanted(tools=(f, g), answer=("json_schema", '{"type":"object"}'))),
     ):
+        store = ResponseStore()
         found = read(**fields)
         assert found.tool_use.bound == bound
-        assert found.said["tool_choice"] == fields.get("tool_choice", "auto")
+        told = whole(found, store, choice(["a"]))
+        assert [told[name] for name in fields] == list(fields.values())
 
 
 def test_items_are_turns_of_a_chat() -> None:
@@ -212,11 +215,11 @@ def answer(reason: str = "stop") -> Answer:
     )
 
 
-def form(wanted: ResponseRequest, store: ResponseStore) -> ResponseForm:
+def form(wanted: CompletionRequest[ResponseBody], store: ResponseStore) -> ResponseForm:
     return ResponseForm("m", wanted, Sampling(), store.keep)
 
 
-def whole(wanted: ResponseRequest, store: ResponseStore, choice: Choice) -> dict[str, Any]:
+def whole(wanted: CompletionRequest[ResponseBody], store: ResponseStore, choice: Choice) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(form(wanted, store).whole([choice]))
     return found
 

@@ -16,9 +16,10 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.runtime.answer import Piece
 from flowspec.serve import documents as api
 from flowspec.serve.completion_form import Choice, logprob_of, thoughts_in, usage_of
+from flowspec.serve.completion_request import CompletionRequest, TextFormat
 from flowspec.serve.refusals import ApiError, invalid
 from flowspec.serve.responses.items import Item, new_id
-from flowspec.serve.responses.request import INCLUDABLE, ResponseRequest
+from flowspec.serve.responses.request import INCLUDABLE, ResponseBody
 from flowspec.serve.responses.store import Kept
 from flowspec.validation import Document, Misfit, fit
 
@@ -41,8 +42,13 @@ class ResponseForm:
     """
 
     def __init__(
-        self, model: str, wanted: ResponseRequest, sampling: Sampling, keep: Callable[[str, Kept], None]
+        self,
+        model: str,
+        wanted: CompletionRequest[ResponseBody],
+        sampling: Sampling,
+        keep: Callable[[str, Kept], None],
     ) -> None:
+        asked = wanted.body
         self._wanted = wanted
         self._keep = keep
         self._items: list[api.OutputItem] = []
@@ -60,7 +66,18 @@ class ResponseForm:
             model=model,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            **wanted.said,
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            max_tool_calls=asked.max_tool_calls,
+            metadata=asked.metadata or {},
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            previous_response_id=asked.previous_response_id,
+            reasoning={"effort": wanted.effort, "summary": None},
+            store=asked.store is not False,
+            text={"format": (asked.text and asked.text.format) or TextFormat()},
+            tool_choice=asked.tool_choice or "auto",
+            tools=asked.tools or [],
+            top_logprobs=asked.top_logprobs or 0,
         )
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
@@ -133,7 +150,7 @@ class ResponseForm:
             total_tokens=usage.total_tokens,
         )
         document = msgspec.json.encode(found)
-        if self._wanted.is_kept:
+        if found.store:
             ids = tuple(item.id for item in self._items)
             self._keep(found.id, Kept(document, self._wanted.items, ids))
         return document

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
@@ -151,25 +150,8 @@ class ResponseBody(DialogueBody, frozen=True, kw_only=True):
         expect(is_told, "top_logprobs", self.top_logprobs, f"include to have {LOGPROBS} beside it")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResponseRequest(CompletionRequest):
-    """A chat with what responses have beside it.
-
-    `said` are the fields that the response repeats; `items` is the dialogue without instructions, as a JSON
-    list of items; `places` names for each of the chat's messages the field that it comes from.
-    """
-
-    said: Mapping[str, Any]
-    items: bytes
-    is_kept: bool
-    places: tuple[str, ...]
-
-    def named(self, error: ApiError) -> ApiError:
-        return _named(error, self.places)
-
-
 @refusing()
-def response_wanted(store: ResponseStore, body: bytes) -> ResponseRequest:
+def response_wanted(store: ResponseStore, body: bytes) -> CompletionRequest[ResponseBody]:
     """A request, with the dialogue of the response that it goes on from; raises `ApiError`."""
     asked = decode_json(body, ResponseBody)
     if isinstance(asked.input, str):
@@ -190,43 +172,22 @@ def response_wanted(store: ResponseStore, body: bytes) -> ResponseRequest:
         placed = _instructed(asked.instructions, placed)
     places = tuple(where for _, where in placed)
     try:
-        messages = dialogue_of(fit([message for message, _ in placed], Dialogue))
+        found = fit([message for message, _ in placed], Dialogue)
+        messages = dialogue_of(found, continues=bool(asked.continue_final_message))
     except Misfit as error:
-        raise _named(of_misfit(error.within(("messages",))), places) from None
+        raise named(of_misfit(error.within(("messages",))), places) from None
     except ApiError as error:
-        raise _named(error, places) from None
+        raise named(error, places) from None
     choice = asked.tool_choice if isinstance(asked.tool_choice, str | None) else asked.tool_choice.choice
-    form = None if asked.text is None else asked.text.format
-    effort = None if asked.reasoning is None else asked.reasoning.effort
-    wanted = asked.build_dialogue_request(
-        messages,
+    wanted = asked.build_request(
+        (messages,),
         asked.max_output_tokens,
         asked.top_logprobs or 0 if LOGPROBS in (asked.include or ()) else None,
-        bound_of("text.format", form),
+        bound_of("text.format", None if asked.text is None else asked.text.format),
         tool_use_of(asked.tools or (), choice, asked.parallel_tool_calls),
-        effort,
+        None if asked.reasoning is None else asked.reasoning.effort,
     )
-    said = {
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata or {},
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "previous_response_id": previous,
-        "reasoning": {"effort": effort, "summary": None},
-        "store": asked.store is not False,
-        "text": {"format": msgspec.to_builtins(form or TextFormat())},
-        "tool_choice": msgspec.to_builtins(asked.tool_choice or "auto"),
-        "tools": msgspec.to_builtins(asked.tools or []),
-        "top_logprobs": asked.top_logprobs or 0,
-    }
-    return ResponseRequest(
-        **{each.name: getattr(wanted, each.name) for each in fields(wanted)},
-        said=said,
-        items=msgspec.json.encode(items),
-        is_kept=asked.store is not False,
-        places=places,
-    )
+    return replace(wanted, places=places, items=msgspec.json.encode(items))
 
 
 def _instructed(instructions: str, placed: Placed) -> Placed:
@@ -239,8 +200,10 @@ def _instructed(instructions: str, placed: Placed) -> Placed:
     return [({"role": "system", "content": "\n\n".join(texts)}, "instructions"), *rest]
 
 
-def _named(error: ApiError, places: tuple[str, ...]) -> ApiError:
-    """What is said of a chat's field as said of the field here."""
+def named(error: ApiError, places: tuple[str, ...]) -> ApiError:
+    """What is said of a chat's field as said of the field here, where there are `places`."""
+    if not places:
+        return error
     param = error.param or ""
     found = _MESSAGE.match(param)
     others = {"messages": "input", "reasoning_effort": "reasoning.effort"}
