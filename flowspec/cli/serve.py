@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from flowspec.cli.opening import open_llm
@@ -155,7 +156,7 @@ def run(args: argparse.Namespace) -> int:
     from flowspec.serve.loading import Loading, loading_server
     from flowspec.serve.metrics import Totals
     from flowspec.serve.page import PATHS, page_routes
-    from flowspec.serve.server import Stop, bind, serve, url_of
+    from flowspec.serve.server import bind, serve, url_of
     from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions, name_of
 
     for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):
@@ -196,7 +197,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             note("(stopped)")
 
-    def ready(service: Service, stop: Stop) -> None:
+    def ready(service: Service, stop: Callable[[], None]) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, stop)

@@ -16,7 +16,7 @@ from flowspec.llm import LLM
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream, Piece
 from flowspec.serve.completion_form import Choice
 from flowspec.serve.metrics import Metrics
-from flowspec.serve.refusals import STOPPING, ApiError, of_error, unavailable
+from flowspec.serve.refusals import STOPPING, ApiError, of_error
 from flowspec.serve.request_queue import RequestQueue
 
 log = logging.getLogger("flowspec.serve")
@@ -94,7 +94,7 @@ class Answers:
             answer = await reading.answer()
             first_s = stream.submitted_s + answer.timing.first_s - self._asked_s if answer.token_ids else None
             self._metrics.answered(answer, first_s, time.monotonic() - self._asked_s)
-            event = unavailable(STOPPING) if answer.finish_reason == "cancelled" else (choice, answer)
+            event = of_error(STOPPING) if answer.finish_reason == "cancelled" else (choice, answer)
         except Exception as error:
             if not isinstance(error, FlowSpecError):
                 log.exception("an answer failed")

@@ -189,14 +189,10 @@ def build_app(service: Service, access: AccessRules, more: Sequence[Route] = ())
         path = path.rstrip("/") or "/"
         return next((route.path_format for route in all_routes if route.path_regex.match(path)), "other")
 
-    async def refuse_http(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return _refused_http(request, error, paths)
-
     app = Starlette(
         routes=[*slashed, *all_routes],  # first, for a name may be any path
         middleware=rules_of(access),
-        exception_handlers={ApiError: _refuse, HTTPException: refuse_http, Exception: _fail},
+        exception_handlers={ApiError: _refuse, HTTPException: partial(_refuse_http, paths), Exception: _fail},
     )
     app.router.redirect_slashes = False  # what is not there is told of, with what is
     # around all else, so that it sees what a mistake of ours is answered with
@@ -208,8 +204,9 @@ async def _refuse(request: Request, error: Exception) -> Response:
     return refused(error)
 
 
-def _refused_http(request: Request, error: HTTPException, paths: Sequence[str]) -> Response:
+async def _refuse_http(paths: Sequence[str], request: Request, error: Exception) -> Response:
     """What Starlette refuses by itself: unknown paths, which are told those that are there, and methods."""
+    assert isinstance(error, HTTPException)
     path, headers = request.url.path, dict(error.headers or {})
     allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
     if error.status_code == 405:

@@ -375,4 +375,4 @@ def _check(bound: Bound) -> None:
         check_grammar(bound.kind, bound.text)
     except InputError as error:  # which begins with the kind, and the place in it
         name = f"{bound.by}{bound.place}"
-        raise ApiError(400, f"{name}{str(error).removeprefix(bound.kind)}", name, "invalid_value") from None
+        raise ApiError(400, f"{name}{str(error).removeprefix(bound.kind)}", name) from None

@@ -15,6 +15,7 @@ import asyncio
 import hmac
 import logging
 import os
+import re
 import stat
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -44,6 +45,7 @@ DISCARDED_BYTES_MAX = 8 * BODY_BYTES_MAX
 said everything."""
 KEY_VARIABLE = "FLOWSPEC_API_KEY"
 _KEY_CHARS_MIN = 8
+_KEY = re.compile(rf"[!-~]{{{_KEY_CHARS_MIN},}}")
 _FREE = ("/health",)
 """Paths that never need a key."""
 _LIVE = "/live/"
@@ -82,9 +84,7 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
                 f"{why_unread(error)}"
             ) from None
     keys = [line.strip() for line in text.splitlines() if line.strip()]
-    if not keys or not all(
-        len(key) >= _KEY_CHARS_MIN and key.isascii() and key.isprintable() and " " not in key for key in keys
-    ):
+    if not keys or not all(map(_KEY.fullmatch, keys)):
         raise InputError(
             f"{where}: expected keys of at least {_KEY_CHARS_MIN} characters without spaces, one in each line"
         )
@@ -93,8 +93,8 @@ def read_keys(path: Path | None) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Who may come in: API keys, else the names by which this server is called (none: any), and the origins
-    of web pages that may.
+    """Who may come in: API keys, else the names by which this server is called, in lower case (none: any),
+    and the origins of web pages that may.
 
     Paths that are `free` need no key, nor does what is below those of them that end in a slash.
     """
@@ -112,7 +112,6 @@ class Guard:
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
         self._app = app
         self._access = access
-        self._names = frozenset(name.lower() for name in access.names)
         self._free_below = tuple(path for path in access.free if path.endswith("/") and path != "/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -131,22 +130,19 @@ class Guard:
         if scope["path"].startswith(_LIVE) and (page := _foreign_page(headers, self._access.origins)):
             return ApiError(403, f"the live view is not for {page}; --cors ORIGIN lets its origin in")
         if not self._access.keys:
-            host = _name_in(headers.get("host", ""))
-            if self._names and host not in self._names:
-                return ApiError(
-                    403,
-                    f"this server has no key and answers to {', '.join(sorted(self._names))} only, not to "
-                    f"{host!r:.80}",
-                )
+            host, names = _name_in(headers.get("host", "")), self._access.names
+            if names and host not in names:
+                known = ", ".join(sorted(set(names)))
+                text = f"this server has no key and answers to {known} only, not to {host!r:.80}"
+                return ApiError(403, text)
             return None
         if scope["path"] in (*_FREE, *self._access.free) or scope["path"].startswith(self._free_below):
             return None
         given = _keys_in(headers)
         if any([hmac.compare_digest(key, known) for key in given for known in self._access.keys]):
             return None
-        message = "expected an API key as Authorization: Bearer KEY or X-Api-Key: KEY, got " + (
-            "another one" if any(given) else "none"
-        )
+        got = "another one" if any(given) else "none"
+        message = f"expected an API key as Authorization: Bearer KEY or X-Api-Key: KEY, got {got}"
         return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -199,8 +195,8 @@ def refused(error: ApiError) -> Response:
 
 
 class Counted:
-    """Tells `on_response` the route, status and seconds of every response; `route_of` names a path, so that
-    paths are not made up by clients."""
+    """Tells `on_response` the route and status of every response, and the log its seconds, too; `route_of`
+    names a path, so that paths are not made up by clients."""
 
     def __init__(
         self, app: ASGIApp, route_of: Callable[[str], str], on_response: Callable[[str, int], None]
@@ -224,19 +220,10 @@ class Counted:
         try:
             await self._app(scope, receive, sent)
         finally:
-            status = status or 499  # gone before there was a response
-            self._on_response(self._route_of(scope["path"]), status)
-            if log.isEnabledFor(logging.INFO):
-                client = scope["client"][0] if scope.get("client") else "-"
-                spent_s = time.monotonic() - began_s
-                log.info(
-                    "%s %s %s: %d after %.3f s",
-                    client,
-                    scope["method"],
-                    self._route_of(scope["path"]),
-                    status,
-                    spent_s,
-                )
+            route, status = self._route_of(scope["path"]), status or 499  # gone before there was a response
+            self._on_response(route, status)
+            client, spent_s = (scope.get("client") or "-")[0], time.monotonic() - began_s
+            log.info("%s %s %s: %d after %.3f s", client, scope["method"], route, status, spent_s)
 
 
 async def read_body(request: Request) -> bytes:
@@ -244,19 +231,15 @@ async def read_body(request: Request) -> bytes:
     slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and (kind not in _UNSAID or any(name in request.headers for name in _PAGE)):
-        raise ApiError(
-            415,
-            f"expected a body of type application/json, got {kind or 'none'!r:.80}",
-            code="unsupported_media_type",
-        )
+        text = f"expected a body of type application/json, got {kind or 'none'!r:.80}"
+        raise ApiError(415, text, code="unsupported_media_type")
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise ApiError(415, "expected a body that is not compressed", code="unsupported_media_type")
     try:
         return await asyncio.wait_for(_read(request), BODY_S)
     except asyncio.TimeoutError:
-        raise ApiError(
-            408, f"the body did not come within {BODY_S:.0f} s", headers={"Connection": "close"}
-        ) from None
+        text = f"the body did not come within {BODY_S:.0f} s"
+        raise ApiError(408, text, headers={"Connection": "close"}) from None
 
 
 async def _read(request: Request) -> bytes:
@@ -279,8 +262,12 @@ async def _read(request: Request) -> bytes:
 
 async def while_there(receive: Receive, work: Awaitable[None]) -> None:
     """Does the work, and gives it up when the client goes away."""
-    doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(receive))
+
+    async def go() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    doing, gone = asyncio.ensure_future(work), asyncio.ensure_future(go())
     try:
         await asyncio.wait([doing, gone], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -289,8 +276,3 @@ async def while_there(receive: Receive, work: Awaitable[None]) -> None:
         await asyncio.gather(doing, gone, return_exceptions=True)
     if not doing.cancelled():
         doing.result()
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

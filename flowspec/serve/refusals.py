@@ -39,32 +39,13 @@ class ApiError(Exception):
         return {"error": Error(self.message, self.kind, self.param, self.code or _CODES.get(self.status))}
 
 
-def invalid(param: str, expected: str, got: object, code: str = "invalid_value") -> ApiError:
+def invalid(param: str, expected: str, got: object) -> ApiError:
     """A field that is not what it should be."""
-    return ApiError(400, f"{param}: expected {expected}, got {got!r:.80}", param, code)
+    return ApiError(400, f"{param}: expected {expected}, got {got!r:.80}", param)
 
 
-def unavailable(error: FlowSpecError | str) -> ApiError:
-    """The cluster cannot answer."""
+def of_error(error: FlowSpecError | str) -> ApiError:
+    """What the runtime says of a request: its own fault, or that the cluster cannot answer."""
+    if isinstance(error, InputError):
+        return ApiError(400, str(error))
     return ApiError(503, str(error), code="unavailable", kind=SERVER)
-
-
-def of_error(error: FlowSpecError) -> ApiError:
-    """What the runtime says of a request: its own fault, or the cluster's."""
-    return (
-        ApiError(400, str(error), code="invalid_value")
-        if isinstance(error, InputError)
-        else unavailable(error)
-    )
-
-
-def busy(retry_after_s: int) -> ApiError:
-    """As many wait already as may."""
-    return ApiError(
-        429,
-        "as many requests are being answered, and wait, as this server takes; try again in "
-        f"{retry_after_s} s",
-        code="rate_limit_exceeded",
-        kind="rate_limit_error",
-        headers={"Retry-After": str(retry_after_s)},
-    )

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections import deque
 
-from flowspec.serve.refusals import ApiError, busy
+from flowspec.serve.refusals import ApiError
 
 RETRY_MAX_S = 300
 _MEMORY = 0.8
@@ -41,10 +41,14 @@ class RequestQueue:
             raise self._closed
         if count > self.parallel:
             text = f"this server makes {self.parallel} answers at once, and {count} choices were asked for"
-            raise ApiError(400, f"n: {text}", "n", "invalid_value")
+            raise ApiError(400, f"n: {text}", "n")
         is_full = bool(self._waiting) or self.running + count > self.parallel
         if is_full and self.waiting + count > self.queue:
-            raise busy(self.retry_after_s())
+            retry_s = self.retry_after_s()
+            text = "as many requests are being answered, and wait, as this server takes; try again in "
+            text += f"{retry_s} s"
+            retry = {"Retry-After": str(retry_s)}
+            raise ApiError(429, text, None, "rate_limit_exceeded", "rate_limit_error", retry)
         future = asyncio.get_running_loop().create_future()
         entry = (future, count)
         self._waiting.append(entry)
@@ -52,9 +56,8 @@ class RequestQueue:
         try:
             await future
         except asyncio.CancelledError:
-            if (
-                future.done() and not future.cancelled() and future.exception() is None
-            ):  # let in at the moment in which it went away
+            # let in at the moment in which it went away
+            if future.done() and not future.cancelled() and future.exception() is None:
                 self.running -= count
             with contextlib.suppress(ValueError):
                 self._waiting.remove(entry)

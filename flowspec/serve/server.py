@@ -132,19 +132,14 @@ class _Protocol(H11Protocol):
         if waits_for is not self._waits_for:
             self._unwatch()
             if waits_for is not None:
-                self._deadline = self.loop.call_later(
-                    HEADER_S if waits_for is h11.IDLE else REST_S, self._too_slow
-                )
+                seconds = HEADER_S if waits_for is h11.IDLE else REST_S
+                self._deadline = self.loop.call_later(seconds, self.transport.close)
             self._waits_for = waits_for
 
     def _unwatch(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = self._waits_for = None
-
-    def _too_slow(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
 
     def _expect_less(self) -> None:
         """Hangs up on a client that takes nothing for too long, also once all has been said."""
@@ -206,26 +201,6 @@ def server_of(app: ASGIApp, *, is_loading: bool = False) -> uvicorn.Server:
     return _Server(uvicorn.Config(app, **settings))
 
 
-class Stop:
-    """Ends a server, from its own loop. The second call does not wait for anybody."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, server: uvicorn.Server, service: Service) -> None:
-        self._loop = loop
-        self._server = server
-        self._service = service
-        self._count = 0
-
-    def __call__(self) -> None:
-        self._count += 1
-        if self._count > 1:
-            self._service.cancel_all()
-            self._server.force_exit = True
-            return
-        self._service.stop()
-        self._server.should_exit = True
-        self._loop.call_later(GRACE_S, self._service.cancel_all)
-
-
 async def serve(
     llm: LLM,
     bound: socket.socket,
@@ -233,16 +208,27 @@ async def serve(
     options: ServiceOptions,
     access: AccessRules,
     totals: Totals,
-    on_ready: Callable[[Service, Stop], None],
+    on_ready: Callable[[Service, Callable[[], None]], None],
     on_failure: Callable[[FlowSpecError], None] = lambda error: None,
     more: Callable[[Service], Sequence[Route]] = lambda service: (),
 ) -> None:
-    """Answers requests until `Stop`, which `on_ready` is given, is called; then no answer is under way any
-    more. `on_failure` is told when nothing can be answered any more; requests are told so until the end."""
+    """Answers requests until the function is called, in this loop, that `on_ready` is given; then no answer
+    is under way any more. A second call waits for nobody. `on_failure` is told when nothing can be answered
+    any more; requests are told so until the end."""
     service = Service(llm, options, totals)
     server = server_of(build_app(service, access, more(service)))
+
+    def stop() -> None:
+        if service.stopping.is_set():
+            service.cancel_all()
+            server.force_exit = True
+            return
+        service.stop()
+        server.should_exit = True
+        asyncio.get_running_loop().call_later(GRACE_S, service.cancel_all)
+
     listen(bound)  # who calls now is answered in a moment
-    on_ready(service, Stop(asyncio.get_running_loop(), server, service))
+    on_ready(service, stop)
     looking = asyncio.create_task(_tell_of_failure(llm, on_failure))
     try:
         await server.serve(sockets=[bound])

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from flowspec.serve.completion_form import Choice, fingerprint_of
 from flowspec.serve.completion_request import CompletionRequest, Prompt
 from flowspec.serve.documents import Model
 from flowspec.serve.metrics import Metrics, Totals
-from flowspec.serve.refusals import STOPPING, ApiError, invalid, unavailable
+from flowspec.serve.refusals import STOPPING, ApiError, invalid, of_error
 from flowspec.serve.request_queue import RequestQueue
 from flowspec.serve.template_variables import forbids_thoughts, variables_of
 from flowspec.serve.tools import ToolUse
@@ -39,6 +39,8 @@ from flowspec.version import __version__
 log = logging.getLogger("flowspec.serve")
 
 Found = TypeVar("Found")
+Encoded = tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]
+"""The tokens of a prompt, the form of the answer, and what binds its calls."""
 QUEUE_MAX = 4096
 THREADS = 2
 """That read requests; as many turn short prompts into tokens, and as many long ones, so that none of these
@@ -114,7 +116,10 @@ class Service:
         """The answers that a request wants, of which nothing is there yet: all choices of its first prompt,
         then those of the next. Raises `ApiError`."""
         self.check_name(wanted.body.model or self.model)  # some clients send an empty one
-        self._name(wanted.body.unheeded)
+        for field, why in wanted.body.unheeded.items():
+            if field not in self._unheeded:  # each once
+                self._unheeded.add(field)
+                log.warning("requests have the field %s, which is taken and does nothing: %s", field, why)
         found = []
         gone = threading.Event()
         bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
@@ -127,13 +132,6 @@ class Service:
         finally:
             gone.set()  # the client may be
         return found
-
-    def _name(self, unheeded: Mapping[str, str]) -> None:
-        """Each field once, in the log."""
-        for field, why in unheeded.items():
-            if field not in self._unheeded:
-                self._unheeded.add(field)
-                log.warning("requests have the field %s, which is taken and does nothing: %s", field, why)
 
     async def reading(self, work: Callable[[], Found]) -> Found:
         """Reads a request, in a thread: what takes long where it is long."""
@@ -156,14 +154,14 @@ class Service:
     def check_alive(self) -> None:
         """Raises `ApiError` when nothing can be answered any more."""
         if self.stopping.is_set():
-            raise unavailable(STOPPING)
+            raise of_error(STOPPING)
         if self.session.head.failure is not None:
-            raise unavailable(self.session.head.failure)
+            raise of_error(str(self.session.head.failure))
 
     def _choices(self, place: int, wanted: CompletionRequest[Any], bound: Bound) -> list[Choice]:
         """All choices of a prompt, which begin with its text where that is echoed."""
         prompt, echoed = wanted.prompts[place], ""
-        question = self._question(wanted, *self._encode(prompt, wanted, bound))
+        question = self._question(wanted, self._encode(prompt, wanted, bound))
         if not isinstance(prompt, list) and wanted.body.echo:
             echoed = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
         calls = None if question.form is None else question.form.calls
@@ -175,9 +173,7 @@ class Service:
             found.append(Choice(drawn, first + number, place, new_id, echoed))
         return found
 
-    def _encode(
-        self, prompt: Prompt, wanted: CompletionRequest[Any], bound: Bound
-    ) -> tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]:
+    def _encode(self, prompt: Prompt, wanted: CompletionRequest[Any], bound: Bound) -> Encoded:
         try:
             if isinstance(prompt, str):
                 return tuple(self._tokenizer.encode(prompt, bound)), None, None
@@ -186,18 +182,15 @@ class Service:
         except TooLongError as error:
             raise self._too_long(prompt, f"at least {error.tokens}") from None
         except InputError as error:
-            raise ApiError(
-                400, str(error), "messages" if isinstance(prompt, list) else "prompt", "invalid_value"
-            ) from None
+            param = "messages" if isinstance(prompt, list) else "prompt"
+            raise ApiError(400, str(error), param) from None
         size = self.session.spec.vocabulary
         if wrong := [token for token in prompt if token >= size]:
             raise invalid("prompt", f"token ids from 0 to {size - 1}", wrong[0])
         return prompt, None, None
 
-    def _encode_chat(
-        self, messages: Messages, wanted: CompletionRequest[Any], bound: Bound
-    ) -> tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]:
-        """A dialogue with its tools, the form of the answer, and what binds its calls."""
+    def _encode_chat(self, messages: Messages, wanted: CompletionRequest[Any], bound: Bound) -> Encoded:
+        """A dialogue with its tools."""
         tokenizer, use = self._tokenizer, wanted.tool_use
         tools = use.tools
         if not tokenizer.has_chat_template:
@@ -245,24 +238,19 @@ class Service:
                 rule_of(*use.bound.answer)
         except InputError as error:
             param = bound_by or "tools"
-            raise ApiError(400, f"{param}: {error}", param, "invalid_value") from None
+            raise ApiError(400, f"{param}: {error}", param) from None
         try:
             found = bound_reply(form, use.bound, tokens, may_think=may_think)
             check_grammar("reply", found.text, len(found.marks))
         except InputError as error:
             told = str(error).removeprefix("reply: ")
-            raise ApiError(400, f"tools: {told}", "tools", "invalid_value") from None
+            raise ApiError(400, f"tools: {told}", "tools") from None
         return found
 
-    def _question(
-        self,
-        wanted: CompletionRequest[Any],
-        ids: tuple[int, ...],
-        form: ReplyForm | None,
-        bound: BoundReply | None,
-    ) -> Question:
+    def _question(self, wanted: CompletionRequest[Any], encoded: Encoded) -> Question:
+        ids, form, bound = encoded
         if not ids:
-            raise ApiError(400, "prompt: expected at least one token, got none", "prompt", "invalid_value")
+            raise ApiError(400, "prompt: expected at least one token, got none", "prompt")
         if len(ids) >= self.context:
             raise self._too_long(wanted.prompts[0], f"{len(ids)}")
         try:
@@ -271,7 +259,7 @@ class Service:
             question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form, bound)
         except InputError as error:
             param = "tools" if bound is not None else wanted.bound_by or "temperature"
-            raise ApiError(400, str(error), param, "invalid_value") from None
+            raise ApiError(400, str(error), param) from None
         size = self.session.spec.vocabulary
         biased = [token for token, _ in question.sampling.logit_bias]
         for name, tokens in (("logit_bias", biased), ("stop_token_ids", wanted.params.stop_token_ids)):
@@ -296,7 +284,7 @@ class Service:
         """Takes no requests any more, nor lets in those that wait; what is being answered goes on. Endless
         streams look at `stopping`."""
         self.stopping.set()
-        self.gate.close(unavailable(STOPPING))
+        self.gate.close(of_error(STOPPING))
 
     def cancel_all(self) -> None:
         """Ends all answers."""

@@ -17,7 +17,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.llm import LLM
 from flowspec.serve.guard import AccessRules
 from flowspec.serve.metrics import Totals
-from flowspec.serve.server import Stop, bind, serve, url_of
+from flowspec.serve.server import bind, serve, url_of
 from flowspec.serve.service import Service, ServiceOptions
 from tests.runtime.clusters import wait_until
 
@@ -92,7 +92,7 @@ def running(
     found: list[Running] = []
     failed: list[BaseException] = []
 
-    def ready(service: Service, stop: Stop) -> None:
+    def ready(service: Service, stop: Callable[[], None]) -> None:
         loop, url = asyncio.get_running_loop(), url_of("127.0.0.1", bound)
         found.append(Running(url, service, lambda: loop.is_closed() or loop.call_soon_threadsafe(stop)))
         there.set()

@@ -84,6 +84,9 @@ class ReferenceItem(_Item, frozen=True, kw_only=True, tag="item_reference"):
     pass
 
 
+AnyItem: Any = MessageItem | CallItem | OutputItem | ReasoningItem | ReferenceItem
+
+
 def new_id(kind: str) -> str:
     """An id for an item of this kind."""
     return f"{PREFIXES[kind]}_{secrets.token_hex(24)}"
@@ -96,10 +99,21 @@ def _kind_of(item: Item) -> Any:
 
 def items_of(found: Sequence[Item], item_of: Callable[[str], Item | None]) -> list[Item]:
     """The items of `input`; `item_of` gives those that a client refers to. Raises `ApiError`."""
-    return [
-        _find(item, f"input[{place}]", item_of) if _kind_of(item) == "item_reference" else item
-        for place, item in enumerate(found)
-    ]
+    items = []
+    for place, item in enumerate(found):
+        if _kind_of(item) == "item_reference":
+            name = item.get("id")
+            kept = item_of(name) if isinstance(name, str) else None
+            if kept is None:
+                where = f"input[{place}].id"
+                text = (
+                    f"{where}: expected the id of an item of a response that is kept here, got {name!r:.80}"
+                )
+                text += "; send the item itself, as with store false"
+                raise ApiError(404, text, where, "item_not_found")
+            item = kept
+        items.append(item)
+    return items
 
 
 def messages_of(items: Sequence[Item]) -> Placed:
@@ -108,7 +122,10 @@ def messages_of(items: Sequence[Item]) -> Placed:
     own: Message | None = None  # the model's turn that goes on
     for place, item in enumerate(items):
         where = f"input[{place}]"
-        said = _read(item, place)
+        try:
+            said = fit({**item, "type": _kind_of(item)}, AnyItem)
+        except Misfit as error:
+            raise error.within(("input", place)) from None
         if isinstance(said, OutputItem):
             found: Message = {"role": "tool", "tool_call_id": said.call_id, "content": text_of(said.output)}
         elif isinstance(said, CallItem):
@@ -136,14 +153,6 @@ def messages_of(items: Sequence[Item]) -> Placed:
     return placed
 
 
-def _read(item: Item, place: int) -> MessageItem | CallItem | OutputItem | ReasoningItem:
-    kind: Any = MessageItem | CallItem | OutputItem | ReasoningItem | ReferenceItem
-    try:
-        return fit({**item, "type": _kind_of(item)}, kind)  # type: ignore[no-any-return]
-    except Misfit as error:
-        raise error.within(("input", place)) from None
-
-
 def listed(item: Item) -> Item:
     """An item that `messages_of` took, as a response's items are listed: with an id and a state, its content
     in parts, without log-probabilities."""
@@ -166,17 +175,3 @@ def _listed_part(part: Item, *, is_own: bool) -> Item:
     more: Item = {"annotations": [], "logprobs": []} if is_own else {}
     said = {name: value for name, value in part.items() if name != "parsed"}
     return {**said, "type": "output_text" if is_own else "input_text", **more}
-
-
-def _find(item: Item, where: str, item_of: Callable[[str], Item | None]) -> Item:
-    name = item.get("id")
-    found = item_of(name) if isinstance(name, str) else None
-    if found is None:
-        raise ApiError(
-            404,
-            f"{where}.id: expected the id of an item of a response that is kept here, got {name!r:.80}; send "
-            "the item itself, as with store false",
-            f"{where}.id",
-            "item_not_found",
-        )
-    return found
