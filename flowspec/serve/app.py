@@ -25,7 +25,7 @@ from flowspec.serve.completion_form import Choice, CompletionForm
 from flowspec.serve.completion_request import CompletionRequest, RequestBody, chat_wanted, completion_wanted
 from flowspec.serve.documents import JSON, KEEP_ALIVE, STREAM_HEADERS, Listed, json_response
 from flowspec.serve.guard import AccessRules, Counted, read_body, refused, rules_of, while_there
-from flowspec.serve.refusals import SERVER, ApiError
+from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.form import ResponseForm, page_of
 from flowspec.serve.responses.request import ResponseBody, named, response_wanted
 from flowspec.serve.responses.store import Kept, ResponseStore
@@ -240,4 +240,4 @@ def _there_is(path: str, paths: Sequence[str]) -> str:
 
 async def _fail(request: Request, error: Exception) -> Response:
     """A mistake of ours; the server logs it."""
-    return refused(ApiError(500, "the server failed; its log tells why", kind=SERVER))
+    return refused(ApiError(500, "the server failed; its log tells why"))

@@ -349,13 +349,12 @@ def chat_wanted(body: bytes) -> CompletionRequest[ChatBody]:
     """A request to `/v1/chat/completions`; raises `ApiError`."""
     said = decode_json(body, ChatBody)
     functions = [each.function for each in said.tools or ()]
-    choice = said.tool_choice if isinstance(said.tool_choice, str | None) else said.tool_choice.choice
     return said.build_request(
         (dialogue_of(said.messages, continues=bool(said.continue_final_message)),),
         said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens,
         said.top_logprobs or 0 if said.logprobs else None,
         bound_of("response_format", said.response_format),
-        tool_use_of(functions, choice, said.parallel_tool_calls),
+        tool_use_of(functions, said.tool_choice, said.parallel_tool_calls),
         said.reasoning_effort,
     )
 

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from flowspec.runtime.watching import EVERY_S, TooManyError, Watch, Watcher
 from flowspec.serve.documents import JSON, STREAM_HEADERS, frame
 from flowspec.serve.guard import refused
-from flowspec.serve.refusals import SERVER, ApiError
+from flowspec.serve.refusals import ApiError
 from flowspec.watch.recording import as_text
 
 HEARTBEAT_S = 5.0
@@ -40,7 +40,7 @@ def live_routes(watch: Watch, is_stopping: Callable[[], bool] = lambda: False) -
             watcher = await run_in_threadpool(watch.join)
         except TooManyError as error:
             retry = {"Retry-After": str(RETRY_S)}
-            return refused(ApiError(503, str(error), None, "too_many_watchers", SERVER, retry))
+            return refused(ApiError(503, str(error), None, "too_many_watchers", retry))
         return StreamingResponse(_stream(watch, watcher, is_stopping), headers=STREAM_HEADERS)
 
     async def recording(request: Request) -> Response:

@@ -21,7 +21,7 @@ from flowspec.serve.documents import STREAM_HEADERS, frame, json_response
 from flowspec.serve.guard import AccessRules, refused, rules_of
 from flowspec.serve.live import HEARTBEAT_S
 from flowspec.serve.page import page_routes
-from flowspec.serve.refusals import SERVER, ApiError
+from flowspec.serve.refusals import ApiError
 from flowspec.serve.server import listen, server_of
 
 RETRY_S = 5
@@ -57,7 +57,7 @@ class Loading:
             if step["device"]
         )
         message = f"{REASON}{f' ({steps})' if steps else ''}; try again in {RETRY_S} s"
-        return ApiError(503, message, code="loading", kind=SERVER, headers=RETRY_HEADER)
+        return ApiError(503, message, code="loading", headers=RETRY_HEADER)
 
 
 def loading_app(loading: Loading, access: AccessRules, *, has_page: bool) -> ASGIApp:

@@ -48,7 +48,7 @@ class RequestQueue:
             text = "as many requests are being answered, and wait, as this server takes; try again in "
             text += f"{retry_s} s"
             retry = {"Retry-After": str(retry_s)}
-            raise ApiError(429, text, None, "rate_limit_exceeded", "rate_limit_error", retry)
+            raise ApiError(429, text, headers=retry)
         future = asyncio.get_running_loop().create_future()
         entry = (future, count)
         self._waiting.append(entry)

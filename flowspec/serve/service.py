@@ -30,7 +30,7 @@ from flowspec.serve.completion_form import Choice, fingerprint_of
 from flowspec.serve.completion_request import CompletionRequest, Prompt
 from flowspec.serve.documents import Model
 from flowspec.serve.metrics import Metrics, Totals
-from flowspec.serve.refusals import STOPPING, ApiError, invalid, of_error
+from flowspec.serve.refusals import STOPPING, ApiError, invalid, of_error, unsupported
 from flowspec.serve.request_queue import RequestQueue
 from flowspec.serve.template_variables import forbids_thoughts, variables_of
 from flowspec.serve.tools import ToolUse
@@ -68,11 +68,6 @@ def _chars(prompt: Prompt, tools: Sequence[Tool]) -> int:
         return 0
     said = sum(len(str(value)) for message in prompt for value in message.values())
     return said + sum(len(str(tool.parameters)) + len(tool.description) for tool in tools)
-
-
-def _no_tools(param: str, why: str) -> ApiError:
-    message = f"{param}: {why}; expected nothing" + (", or tool_choice none" if param == "tools" else "")
-    return ApiError(400, message, param, "unsupported_parameter")
 
 
 def name_of(model: str) -> str:
@@ -203,11 +198,15 @@ class Service:
         variables = variables_of(named, body.enable_thinking, wanted.effort, names, can_think=can_think)
         for place, message in enumerate(messages):
             if "tool_calls" in message and "tool_calls" not in names.fields | names.variables:
-                raise _no_tools(f"messages[{place}].tool_calls", "this model's chat template has no calls")
+                text = "this model's chat template has no calls; expected nothing"
+                raise unsupported(f"messages[{place}].tool_calls", text)
+        lack = ""
         if tools and not tokenizer.takes_tools(messages, tools, variables):
-            raise _no_tools("tools", "this model's chat template has no place for tools")
-        if tools and format_of(template, tokenizer.added_tokens) is None:
-            raise _no_tools("tools", "how this model writes calls of tools is not known here")
+            lack = "this model's chat template has no place for tools"
+        elif tools and format_of(template, tokenizer.added_tokens) is None:
+            lack = "how this model writes calls of tools is not known here"
+        if lack:
+            raise unsupported("tools", f"{lack}; expected nothing, or tool_choice none")
         rendered = tokenizer.render_chat(messages, tools, variables, continues=continues)
         ids = tuple(tokenizer.encode_rendered(rendered, bound))
         form = form_of(template, tokenizer.added_tokens, rendered.text, tools, is_single=use.is_single)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from flowspec.model.chat_template import TemplateNames
-from flowspec.serve.refusals import ApiError, invalid
+from flowspec.serve.refusals import ApiError, invalid, unsupported
 
 VARIABLES_MAX = 64
 VARIABLE_BYTES_MAX = 1 << 16
@@ -52,13 +52,8 @@ def variables_of(
         if "reasoning_effort" in names.variables and (effort != "none" or "none" in names.fields):
             _put(found, "reasoning_effort", effort, "reasoning_effort")
         elif effort != "none":
-            raise ApiError(
-                400,
-                "reasoning_effort: this model's chat template has no such levels; expected "
-                f"none or nothing, got {effort!r}",
-                "reasoning_effort",
-                "unsupported_parameter",
-            )
+            text = f"this model's chat template has no such levels; expected none or nothing, got {effort!r}"
+            raise unsupported("reasoning_effort", text)
         elif can_think:
             if thinks:
                 raise invalid("reasoning_effort", "no none where enable_thinking is true", "none")
@@ -86,9 +81,5 @@ def _put(found: dict[str, Any], name: str, value: Any, param: str) -> None:
 
 
 def _unused(param: str, got: object) -> ApiError:
-    return ApiError(
-        400,
-        f"{param}: this model's chat template does not look at it; expected nothing, got {got!r:.80}",
-        param,
-        "unsupported_parameter",
-    )
+    text = f"this model's chat template does not look at it; expected nothing, got {got!r:.80}"
+    return unsupported(param, text)

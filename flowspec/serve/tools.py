@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -65,35 +65,15 @@ class _Allowed(Asked, frozen=True, kw_only=True):
 class ChosenTool(Asked, frozen=True, kw_only=True, tag_field="type", tag="function"):
     function: Named
 
-    @property
-    def choice(self) -> Choice:
-        return Choice({"function.name": self.function.name}, is_required=True, is_single=True)
-
 
 class AllowedTools(Asked, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
     allowed_tools: _Allowed
-
-    @property
-    def choice(self) -> Choice:
-        names = [each.function.name for each in self.allowed_tools.tools]
-        named = {f"allowed_tools.tools[{place}].function.name": name for place, name in enumerate(names)}
-        return Choice(named, is_required=self.allowed_tools.mode == "required")
 
 
 CHOICES = "none, auto, required, a function, or allowed_tools"
 ToolChoice = Annotated[
     Literal["none", "auto", "required"] | ChosenTool | AllowedTools, Meta(description=CHOICES)
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Which tools may be called, by the places where they are named (none: all), whether one has to be, and
-    no other."""
-
-    named: Mapping[str, str]
-    is_required: bool
-    is_single: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +90,7 @@ NO_TOOLS = ToolUse()
 
 
 def tool_use_of(
-    functions: Sequence[Function], choice: str | Choice | None, is_parallel: bool | None
+    functions: Sequence[Function], choice: Asked | str | None, is_parallel: bool | None
 ) -> ToolUse:
     """What may be called, and what has to be. No tools for a choice of none. Raises `ApiError`."""
     tools = tuple(each.tool for each in functions)
@@ -122,18 +102,30 @@ def tool_use_of(
         raise invalid("tools", "tools of different names", twice[0])
     if choice == "none":
         return NO_TOOLS
-    if choice == "required":
-        if not tools:
-            raise invalid("tool_choice", "none or auto where there are no tools", choice)
-        choice = Choice({}, is_required=True)
-    is_single, bound = is_parallel is False, None
-    if isinstance(choice, Choice):
-        for place, name in choice.named.items():
-            if name not in names:
-                raise invalid(f"tool_choice.{place}", "the name of a tool in tools", name)
-        some = tuple(tool for tool in tools if tool.name in choice.named.values()) or tools
-        is_single = is_single or choice.is_single
-        bound = Wanted(tools=some, is_single=is_single, is_required=choice.is_required)
-    elif any(each.strict for each in functions):
-        bound = Wanted(tools=tools, is_single=is_single)
-    return ToolUse(tools=tools, is_single=is_single, bound=bound)
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", "none or auto where there are no tools", choice)
+    chosen, some, is_single = msgspec.to_builtins(choice), tools, is_parallel is False
+    is_required, is_bound = choice == "required", any(each.strict for each in functions)
+    if isinstance(chosen, dict):
+        named = dict(_names_in(chosen, "tool_choice"))
+        if wrong := [place for place, name in named.items() if name not in names]:
+            raise invalid(wrong[0], "the name of a tool in tools", named[wrong[0]])
+        some = tuple(tool for tool in tools if tool.name in named.values())
+        is_single = is_single or chosen["type"] == "function"
+        is_required = chosen.get("allowed_tools", chosen).get("mode") != "auto"
+        is_bound = True
+    bound = Wanted(tools=some, is_single=is_single, is_required=is_required)
+    return ToolUse(tools=tools, is_single=is_single, bound=bound if is_bound or is_required else None)
+
+
+def _names_in(chosen: Any, place: str) -> Iterator[tuple[str, str]]:
+    """The names in what says which tools may be called, by their places: chats have them deeper than
+    responses."""
+    if isinstance(chosen, dict):
+        for key, each in chosen.items():
+            yield from _names_in(each, f"{place}.{key}")
+    elif isinstance(chosen, list):
+        for number, each in enumerate(chosen):
+            yield from _names_in(each, f"{place}[{number}]")
+    elif place.endswith(".name"):
+        yield place, chosen

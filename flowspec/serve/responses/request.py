@@ -27,7 +27,7 @@ from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.items import Item, Placed, items_of, listed, messages_of
 from flowspec.serve.responses.store import ResponseStore
 from flowspec.serve.template_variables import Effort
-from flowspec.serve.tools import CHOICES, TOOLS, Choice, Function, FunctionType, Mode, Named, tool_use_of
+from flowspec.serve.tools import CHOICES, TOOLS, Function, FunctionType, Mode, Named, tool_use_of
 from flowspec.validation import NOTHING, Misfit, decode_json, expect, fit
 
 ITEMS_MAX = 4096
@@ -56,19 +56,12 @@ class _ListedTool(Named, frozen=True, kw_only=True):
 
 
 class ChosenTool(Named, frozen=True, kw_only=True, tag_field="type", tag="function"):
-    @property
-    def choice(self) -> Choice:
-        return Choice({"name": self.name}, is_required=True, is_single=True)
+    pass
 
 
 class AllowedTools(Asked, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
     mode: Mode
     tools: Annotated[list[_ListedTool], Meta(min_length=1)]
-
-    @property
-    def choice(self) -> Choice:
-        named = {f"tools[{place}].name": each.name for place, each in enumerate(self.tools)}
-        return Choice(named, is_required=self.mode == "required")
 
 
 class SchemaFormat(Described, frozen=True, kw_only=True, tag_field="type", tag="json_schema"):
@@ -178,13 +171,12 @@ def response_wanted(store: ResponseStore, body: bytes) -> CompletionRequest[Resp
         raise named(of_misfit(error.within(("messages",))), places) from None
     except ApiError as error:
         raise named(error, places) from None
-    choice = asked.tool_choice if isinstance(asked.tool_choice, str | None) else asked.tool_choice.choice
     wanted = asked.build_request(
         (messages,),
         asked.max_output_tokens,
         asked.top_logprobs or 0 if LOGPROBS in (asked.include or ()) else None,
         bound_of("text.format", None if asked.text is None else asked.text.format),
-        tool_use_of(asked.tools or (), choice, asked.parallel_tool_calls),
+        tool_use_of(asked.tools or (), asked.tool_choice, asked.parallel_tool_calls),
         None if asked.reasoning is None else asked.reasoning.effort,
     )
     return replace(wanted, places=places, items=msgspec.json.encode(items))
