@@ -13,7 +13,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -71,39 +71,35 @@ class AnswerRoute:
             raise named(error, wanted.places) from None
         form = self.form_of(wanted, choices)
         answers = self.service.ask(choices, asked_s)
+        events = answers.events(KEEP_ALIVE_S)
         try:
             if wanted.body.stream:
-                await _stream(choices, answers.events(KEEP_ALIVE_S), form, send)
-                return
-            async for found in answers.events(KEEP_ALIVE_S):
-                if found is not None:
-                    choice, event = found
-                    choice.add(event)
-            await Response(form.whole(choices), media_type=JSON)(scope, receive, send)
+                first = await anext(events)  # what goes wrong before is refused with a status
+                frames = _frames(choices, first, events, form)
+                response: Response = StreamingResponse(frames, headers=STREAM_HEADERS)
+            else:
+                async for found in events:
+                    if found is not None:
+                        choice, event = found
+                        choice.add(event)
+                response = Response(form.whole(choices), media_type=JSON)
+            await response(scope, receive, send)
         finally:
             answers.close()
 
 
-async def _stream(
-    choices: list[Choice], events: AsyncIterator[Event | None], form: AnswerForm, send: Send
-) -> None:
-    """Sends events as they come. What goes wrong before there is anything to say is refused with a status,
-    later with an event."""
-
-    async def say(frame: bytes, *, is_last: bool = False) -> None:
-        await send({"type": "http.response.body", "body": frame, "more_body": not is_last})
-
-    first = await anext(events)
-    headers = [(name.encode(), value.encode()) for name, value in STREAM_HEADERS.items()]
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await say(form.begin(choices) + _frame(first, form))
+async def _frames(
+    choices: list[Choice], first: Event | None, events: AsyncIterator[Event | None], form: AnswerForm
+) -> AsyncIterator[bytes]:
+    """What a stream says, as it comes, of which the `first` is there; what goes wrong is said last."""
+    yield form.begin(choices) + _frame(first, form)
     try:
         async for found in events:
-            await say(_frame(found, form))
+            yield _frame(found, form)
     except ApiError as error:
-        await say(form.fail(error), is_last=True)
+        yield form.fail(error)
     else:
-        await say(form.finish(choices), is_last=True)
+        yield form.finish(choices)
 
 
 def _frame(found: Event | None, form: AnswerForm) -> bytes:
@@ -124,9 +120,7 @@ def response_routes(service: Service) -> list[Route]:
         return ResponseForm(service.model, wanted, choices[0].question.sampling, store.keep)
 
     def kept(request: Request) -> Kept:
-        if (found := store.find(request.path_params["name"])) is None:
-            raise store.missing(request.path_params["name"], None, "response_not_found")
-        return found
+        return store.get(request.path_params["name"], None, "response_not_found")
 
     async def response(request: Request) -> Response:
         for field in request.query_params:

@@ -46,6 +46,7 @@ said everything."""
 KEY_VARIABLE = "FLOWSPEC_API_KEY"
 _KEY_CHARS_MIN = 8
 _KEY = re.compile(rf"[!-~]{{{_KEY_CHARS_MIN},}}")
+_PORT = re.compile(r":[0-9]+\Z")
 _FREE = ("/health",)
 """Paths that never need a key."""
 _LIVE = "/live/"
@@ -62,11 +63,10 @@ log = logging.getLogger("flowspec.serve")
 def read_keys(path: Path | None) -> tuple[bytes, ...]:
     """The keys of a file, one in each line, else that of the environment, else none; raises `InputError`. No
     message has a key in it."""
-    if path is None:
-        text, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
-        if not text:
-            return ()
-    else:
+    text, where = os.environ.get(KEY_VARIABLE, ""), KEY_VARIABLE
+    if path is None and not text:
+        return ()
+    if path is not None:
         where = str(path)
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe may never end
@@ -130,7 +130,7 @@ class Guard:
         if scope["path"].startswith(_LIVE) and (page := _foreign_page(headers, self._access.origins)):
             return ApiError(403, f"the live view is not for {page}; --cors ORIGIN lets its origin in")
         if not self._access.keys:
-            host, names = _name_in(headers.get("host", "")), self._access.names
+            host, names = _PORT.sub("", headers.get("host", "").lower()), self._access.names
             if names and host not in names:
                 known = ", ".join(sorted(set(names)))
                 text = f"this server has no key and answers to {known} only, not to {host!r:.80}"
@@ -182,12 +182,6 @@ def _keys_in(headers: Headers) -> list[bytes]:
     kind, _, key = headers.get("authorization", "").partition(" ")
     given = [key if kind.lower() == "bearer" else "", headers.get("x-api-key", "")]
     return [each.strip().encode("utf-8", "surrogateescape") for each in given]
-
-
-def _name_in(host: str) -> str:
-    """A Host header without its port."""
-    name, colon, port = host.rpartition(":")
-    return (name if colon and port.isdecimal() else host).lower()
 
 
 def refused(error: ApiError) -> Response:

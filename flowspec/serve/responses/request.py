@@ -155,10 +155,7 @@ def response_wanted(store: ResponseStore, body: bytes) -> CompletionRequest[Resp
         placed = messages_of(items)
     items = [listed(item) for item in items]
     if (previous := asked.previous_response_id) is not None:
-        earlier = store.find(previous)
-        if earlier is None:
-            raise store.missing(previous, "previous_response_id", "previous_response_not_found")
-        said_before = earlier.items
+        said_before = store.get(previous, "previous_response_id", "previous_response_not_found").items
         placed = [*((each, "previous_response_id") for each, _ in messages_of(said_before)), *placed]
         items = [*said_before, *items]
     if asked.instructions:

@@ -89,13 +89,12 @@ class ResponseStore:
             found = next((each for each in self._kept.values() if name in each.output_ids), None)
         return None if found is None else found.output[found.output_ids.index(name)]
 
-    def missing(self, name: str, param: str | None, code: str) -> ApiError:
-        """What is said of an id that nothing is kept under."""
-        return ApiError(
-            404,
-            f"there is no response {name!r:.80} here; this server keeps the last {self._responses_max} in "
+    def get(self, name: str, param: str | None, code: str) -> Kept:
+        """The response of this id; raises `ApiError` with these where there is none."""
+        if (found := self.find(name)) is not None:
+            return found
+        text = f"there is no response {name!r:.80} here; this server keeps the last {self._responses_max} in "
+        text += (
             "memory, fewer where they are large, until it ends, and none asked for with store false; send "
-            "the whole dialogue as input",
-            param,
-            code,
         )
+        raise ApiError(404, f"{text}the whole dialogue as input", param, code)
