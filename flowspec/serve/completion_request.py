@@ -7,6 +7,7 @@ is the same.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 
@@ -22,9 +23,8 @@ from flowspec.model.reply.bound import Wanted
 from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.serve.bodies import Asked, Neutral, OtherFields, refusing
-from flowspec.serve.messages import Dialogue, dialogue_of
+from flowspec.serve.messages import VARIABLE_BYTES_MAX, Dialogue, Effort, Variables, dialogue_of
 from flowspec.serve.refusals import ApiError, invalid
-from flowspec.serve.template_variables import VARIABLE_BYTES_MAX, Effort, Variables
 from flowspec.serve.tools import NO_TOOLS, TOOLS, ChatTool, ToolChoice, ToolUse, tool_use_of
 from flowspec.validation import decode_json, expect
 
@@ -166,15 +166,14 @@ Format = Annotated[
 ]
 
 
-def bound_of(field: str, form: Asked | None) -> Bound | None:
+def bounds_of(field: str, form: Asked | None) -> list[Bound]:
     """What a format that this field says binds the answer to."""
     if isinstance(form, ObjectFormat):
-        return Bound(field, "", "json_schema", _ANY_OBJECT)
-    if isinstance(form, SchemaFormat):
-        return Bound(field, ".json_schema.schema", "json_schema", schema_text(form.json_schema.schema))
+        return [Bound(field, "", "json_schema", _ANY_OBJECT)]
+    place, form = ("json_schema.", form.json_schema) if isinstance(form, SchemaFormat) else ("", form)
     if isinstance(form, Described):
-        return Bound(field, ".schema", "json_schema", schema_text(form.schema))
-    return None
+        return [Bound(field, f".{place}schema", "json_schema", schema_text(form.schema))]
+    return []
 
 
 class RequestBody(OtherFields, frozen=True, kw_only=True):
@@ -212,14 +211,15 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
         prompts: tuple[Prompt, ...],
         tokens_max: int | None,
         logprobs: int | None,
-        bound: Bound | None,
+        bounds: Sequence[Bound] = (),
         tool_use: ToolUse = NO_TOOLS,
         effort: Effort | None = None,
     ) -> CompletionRequest[Body]:
-        """What is wanted of these prompts; `bound` is what the form of request says of a format. Raises
+        """What is wanted of these prompts; `bounds` is what the form of request says of a format. Raises
         `ApiError`."""
-        others = [] if self.structured_outputs is None else self.structured_outputs.bounds
-        if len(bounds := [*([bound] if bound else []), *others]) > 1:
+        if self.structured_outputs is not None:
+            bounds = [*bounds, *self.structured_outputs.bounds]
+        if len(bounds) > 1:
             named = [f"{each.by}{each.place}" for each in bounds]
             raise invalid("structured_outputs", "one field that says what the answer is", named)
         bound = next(iter(bounds), None)
@@ -353,7 +353,7 @@ def chat_wanted(body: bytes) -> CompletionRequest[ChatBody]:
         (dialogue_of(said.messages, continues=bool(said.continue_final_message)),),
         said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens,
         said.top_logprobs or 0 if said.logprobs else None,
-        bound_of("response_format", said.response_format),
+        bounds_of("response_format", said.response_format),
         tool_use_of(functions, said.tool_choice, said.parallel_tool_calls),
         said.reasoning_effort,
     )
@@ -364,7 +364,7 @@ def completion_wanted(body: bytes) -> CompletionRequest[CompletionBody]:
     """A request to `/v1/completions`; raises `ApiError`."""
     said = decode_json(body, CompletionBody)
     longest = COMPLETION_TOKENS_DEFAULT if said.max_tokens is None else said.max_tokens
-    return said.build_request(said.prompts, longest, said.logprobs, None)
+    return said.build_request(said.prompts, longest, said.logprobs)
 
 
 def _check(bound: Bound) -> None:

@@ -29,10 +29,10 @@ from flowspec.serve.answers import Answers
 from flowspec.serve.completion_form import Choice, fingerprint_of
 from flowspec.serve.completion_request import CompletionRequest, Prompt
 from flowspec.serve.documents import Model
+from flowspec.serve.messages import forbids_thoughts, variables_of
 from flowspec.serve.metrics import Metrics, Totals
 from flowspec.serve.refusals import STOPPING, ApiError, invalid, of_error, unsupported
 from flowspec.serve.request_queue import RequestQueue
-from flowspec.serve.template_variables import forbids_thoughts, variables_of
 from flowspec.serve.tools import ToolUse
 from flowspec.version import __version__
 

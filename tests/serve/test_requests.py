@@ -34,10 +34,10 @@ from flowspec.serve.completion_request import (
     chat_wanted,
     completion_wanted,
 )
+from flowspec.serve.messages import variables_of
 from flowspec.serve.refusals import ApiError, of_error
 from flowspec.serve.responses.request import ITEMS_MAX, ResponseBody, response_wanted
 from flowspec.serve.responses.store import ResponseStore
-from flowspec.serve.template_variables import variables_of
 from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX, ToolUse
 
 HELLO = [{"role": "user", "content": "hello"}]

@@ -106,10 +106,8 @@ def items_of(found: Sequence[Item], item_of: Callable[[str], Item | None]) -> li
             kept = item_of(name) if isinstance(name, str) else None
             if kept is None:
                 where = f"input[{place}].id"
-                text = (
-                    f"{where}: expected the id of an item of a response that is kept here, got {name!r:.80}"
-                )
-                text += "; send the item itself, as with store false"
+                text = f"expected the id of an item of a response that is kept here, got {name!r:.80}; send "
+                text = f"{where}: {text}the item itself, as with store false"
                 raise ApiError(404, text, where, "item_not_found")
             item = kept
         items.append(item)

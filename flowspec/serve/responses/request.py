@@ -20,13 +20,12 @@ from flowspec.serve.completion_request import (
     TextFormat,
     TokenCount,
     TopLogprobs,
-    bound_of,
+    bounds_of,
 )
-from flowspec.serve.messages import Dialogue, dialogue_of
+from flowspec.serve.messages import Dialogue, Effort, dialogue_of
 from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.items import Item, Placed, items_of, listed, messages_of
 from flowspec.serve.responses.store import ResponseStore
-from flowspec.serve.template_variables import Effort
 from flowspec.serve.tools import CHOICES, TOOLS, Function, FunctionType, Mode, Named, tool_use_of
 from flowspec.validation import NOTHING, Misfit, decode_json, expect, fit
 
@@ -138,6 +137,7 @@ class ResponseBody(DialogueBody, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # only now: who has messages instead is told what they are called here
         expect(self.input is not None, "input", NOTHING, "a string or a list of items")
         is_told = not self.top_logprobs or LOGPROBS in (self.include or ())
         expect(is_told, "top_logprobs", self.top_logprobs, f"include to have {LOGPROBS} beside it")
@@ -172,7 +172,7 @@ def response_wanted(store: ResponseStore, body: bytes) -> CompletionRequest[Resp
         (messages,),
         asked.max_output_tokens,
         asked.top_logprobs or 0 if LOGPROBS in (asked.include or ()) else None,
-        bound_of("text.format", None if asked.text is None else asked.text.format),
+        bounds_of("text.format", None if asked.text is None else asked.text.format),
         tool_use_of(asked.tools or (), asked.tool_choice, asked.parallel_tool_calls),
         None if asked.reasoning is None else asked.reasoning.effort,
     )
