@@ -104,28 +104,29 @@ def tool_use_of(
         return NO_TOOLS
     if choice == "required" and not tools:
         raise invalid("tool_choice", "none or auto where there are no tools", choice)
-    chosen, some, is_single = msgspec.to_builtins(choice), tools, is_parallel is False
-    is_required, is_bound = choice == "required", any(each.strict for each in functions)
-    if isinstance(chosen, dict):
-        named = dict(_names_in(chosen, "tool_choice"))
-        if wrong := [place for place, name in named.items() if name not in names]:
-            raise invalid(wrong[0], "the name of a tool in tools", named[wrong[0]])
+    said, some, is_single = msgspec.to_builtins(choice), tools, is_parallel is False
+    is_required = choice == "required"
+    is_bound = is_required or any(each.strict for each in functions)
+    if isinstance(said, dict):
+        named = dict(_names_in(said, "tool_choice"))
+        for place, name in named.items():
+            if name not in names:
+                raise invalid(place, "the name of a tool in tools", name)
         some = tuple(tool for tool in tools if tool.name in named.values())
-        is_single = is_single or chosen["type"] == "function"
-        is_required = chosen.get("allowed_tools", chosen).get("mode") != "auto"
-        is_bound = True
-    bound = Wanted(tools=some, is_single=is_single, is_required=is_required)
-    return ToolUse(tools=tools, is_single=is_single, bound=bound if is_bound or is_required else None)
+        is_single = is_single or said["type"] == "function"
+        is_required, is_bound = said.get("allowed_tools", said).get("mode") != "auto", True
+    bound = Wanted(tools=some, is_single=is_single, is_required=is_required) if is_bound else None
+    return ToolUse(tools=tools, is_single=is_single, bound=bound)
 
 
-def _names_in(chosen: Any, place: str) -> Iterator[tuple[str, str]]:
+def _names_in(said: Any, place: str) -> Iterator[tuple[str, str]]:
     """The names in what says which tools may be called, by their places: chats have them deeper than
     responses."""
-    if isinstance(chosen, dict):
-        for key, each in chosen.items():
+    if isinstance(said, dict):
+        for key, each in said.items():
             yield from _names_in(each, f"{place}.{key}")
-    elif isinstance(chosen, list):
-        for number, each in enumerate(chosen):
+    elif isinstance(said, list):
+        for number, each in enumerate(said):
             yield from _names_in(each, f"{place}[{number}]")
     elif place.endswith(".name"):
-        yield place, chosen
+        yield place, said
