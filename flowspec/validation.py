@@ -158,14 +158,17 @@ def decode_json(data: bytes | str, kind: type[Fitted]) -> Fitted:
     """JSON as a type; raises `Misfit` for what does not fit, `msgspec.DecodeError` for what is no JSON (`NaN`
     and half a surrogate pair, too), `RecursionError` for too many brackets in brackets."""
     try:
-        found: Fitted = _json_decoder(typing.cast(Any, kind)).decode(data)
-    except msgspec.ValidationError:
-        raise misfit(msgspec.json.decode(data), kind) from None
+        try:
+            found: Fitted = _json_decoder(typing.cast(Any, kind)).decode(data)
+        except msgspec.ValidationError:
+            raise misfit(msgspec.json.decode(data), kind) from None
+    except msgspec.DecodeError as error:
+        raise msgspec.DecodeError(_why_no_json(data, error)) from None
     return found
 
 
-def why_no_json(data: bytes | str, error: Exception) -> str:
-    """Why `decode_json` raised an error that is no `Misfit`, and where, as Python's own reader tells it."""
+def _why_no_json(data: bytes | str, error: Exception) -> str:
+    """Why, and where, as Python's own reader tells it: msgspec takes half a pair for the end of the text."""
     try:
         json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as other:

@@ -164,8 +164,15 @@ def test_json_is_fitted_and_what_is_no_json_told_apart() -> None:
     assert decode_json(b'{"flag": true}', Whole).flag
     with pytest.raises(Misfit, match="flag: expected true or false, got 0"):
         decode_json(b'{"flag": 0}', Whole)
-    for text in (b'{"limit": NaN}', b'{"text": "\\ud800"}', b"{", b"\xff"):
-        with pytest.raises(msgspec.DecodeError):
+    for text, why in (
+        (b'{"limit": NaN}', "NaN is no JSON"),
+        (b'{"text": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"limit": 1e999}', "a number that floats cannot hold"),
+        (b'{"limit": "a", "text": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"limit": ', "Expecting value: line 1 column 11"),
+        (b"\xff", "can't decode byte 0xff"),
+    ):
+        with pytest.raises(msgspec.DecodeError, match=why):
             decode_json(text, Whole)
     with pytest.raises((RecursionError, Misfit)):
         decode_json(b'{"parts":' + b"[" * 100_000, Whole)

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text, why_unread
-from flowspec.validation import PRINTABLE, Misfit, decode_json, expect, fit, why_no_json
+from flowspec.validation import PRINTABLE, Misfit, decode_json, expect, fit
 
 NAME_MAX, CHARS_MAX = limits.NAME_CHARS_MAX, limits.PROMPT_CHARS_MAX
 Name = Annotated[str, Meta(pattern=rf"\A{PRINTABLE}*\Z", max_length=NAME_MAX)]
@@ -74,8 +74,7 @@ def _prompt(path: Path, number: int, line: str) -> Prompt:
     try:
         row = decode_json(line, Row) if path.suffix == ".jsonl" else fit({"turns": [line.rstrip("\r")]}, Row)
     except (Misfit, msgspec.DecodeError, RecursionError) as error:
-        told = '{"turns": ["..."]}'
-        why = first_line(error, 100) if isinstance(error, Misfit) else why_no_json(line, error)
+        told, why = '{"turns": ["..."]}', first_line(error, 100)
         raise InputError(f"{path} line {number}: expected {told}, got {line!r:.80} ({why})") from None
     name = number if row.question_id is None else row.question_id
     return Prompt(prompt_id=str(name), domain=str(row.category or path.stem), turns=row.turns)

@@ -139,7 +139,7 @@ else:
 
 @contextmanager
 def refusing() -> Iterator[None]:
-    """Raises `ApiError` for a request that is no JSON, or does not fit its type."""
+    """Raises `ApiError` for a body that is no JSON, or does not fit its type."""
     try:
         yield
     except Misfit as error:
@@ -170,4 +170,5 @@ def of_misfit(error: Misfit) -> ApiError:
     else:
         ending = ".".join([each for each in error.path if isinstance(each, str)][-2:])
         code = _CODES.get(ending, "invalid_type" if error.kind == "type" else "invalid_value")
-    return ApiError(400, f"{name}: {text}", name, code)
+    param = "logit_bias" if error.path[0] == "logit_bias" else name  # token ids are no fields
+    return ApiError(400, f"{name}: {text}", param, code)

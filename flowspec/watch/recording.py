@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Union, get_args
+from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args
 
 import msgspec
 from msgspec import Meta, Struct
 
 from flowspec.core.protocol import limits
-from flowspec.errors import InputError
-from flowspec.validation import Misfit, expect, fit, why_no_json
+from flowspec.errors import InputError, first_line
+from flowspec.validation import Misfit, decode_json, expect, fit
 from flowspec.watch.figures import Frame
 
 FORMAT: Literal["flowspec-recording"] = "flowspec-recording"
@@ -226,15 +226,15 @@ def read_recording(path: Path) -> dict[str, Any]:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise InputError(f"{path}: expected a recording of at most {FILE_BYTES_MAX >> 20} MiB, got more")
-        document: dict[str, Any] = msgspec.json.decode(data)
+        document: Any = decode_json(data, object)
     except OSError as error:
         raise InputError(f"{path}: expected a recording, which cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        why = why_no_json(data, error)
+        why = first_line(error)
         raise InputError(f"{path}: expected a recording in JSON, but it cannot be read ({why})") from None
     if wrong := wrong_document(document):
         raise InputError(f"{path}: {wrong}")
-    return document
+    return cast(dict[str, Any], document)
 
 
 def record_document(about: About, frames: Sequence[Frame]) -> dict[str, Any]:

@@ -86,7 +86,7 @@ REFUSED = [
 it tells what was meant."""
 FUNCTION = {"type": "function", "function": {"name": "f", "description": "x" * TOOL_BYTES_MAX}}
 LARGE: list[tuple[str, str, Any]] = [
-    ("chat", "logit_bias.5", {"5": 10**400}),
+    ("chat", "logit_bias", {"5": 10**400}),
     ("chat", "logit_bias", dict.fromkeys(map(str, range(513)), 1)),
     ("chat", "min_p", 10**400),
     ("chat", "tools", [FUNCTION]),

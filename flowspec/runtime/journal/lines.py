@@ -31,7 +31,7 @@ from flowspec.core.protocol.types import Line, Name
 from flowspec.errors import InputError, first_line
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Limits
-from flowspec.validation import Document, decode_json, expect, why_no_json
+from flowspec.validation import Document, decode_json, expect
 
 FORMAT = 6
 """Also raised when another version would draw other tokens from the same seed.
@@ -265,10 +265,7 @@ def read_lines(data: bytes, name: str) -> JournalContent:
             else:
                 last = replace(last, end=row.end, text=row.text)
         last = _answered(last, tokens, setting)
-    except (msgspec.DecodeError, RecursionError) as error:
-        why = why_no_json(lines[number - 1], error)
-        raise InputError(f"{name} line {number}: expected a journal of flowspec: {why}") from None
-    except ValueError as error:
+    except (ValueError, msgspec.DecodeError, RecursionError) as error:
         raise InputError(
             f"{name} line {number}: expected a journal of flowspec: {first_line(error)}"
         ) from None

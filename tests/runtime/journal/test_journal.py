@@ -174,7 +174,7 @@ EARLIER = b'{"journal":1,"command":"chat","model":"m","fingerprint":"f","dtype":
     ("data", "line", "expected"),
     [
         (b"[]\n", 1, "an object"),
-        (b"\xff\n", 1, "malformed"),
+        (b"\xff\n", 1, "decode byte 0xff"),
         (EARLIER, 0, "journal of format 1, expected 6"),
         (seal(HEAD).replace(b"chat", b"chit"), 1, "checksum"),
         (seal({**HEAD, "dtype": "float33"}), 1, "dtype"),
