@@ -126,6 +126,8 @@ def _meant(flag: str, asked: Parser) -> str:
     known = FLAGS_ELSEWHERE.get(flag)
     if flag in ("--threads", "-t") and "--local" in asked.flags:
         return ": flowspec daemon has it; each process of --local has one thread"
+    if flag in ("--prompt", "-p") and asked.prog.endswith(" chat"):
+        return ": a chat asks for what you say; flowspec generate answers one prompt"
     return f"; did you mean {known}?" if known in asked.flags else meant(flag, asked.flags)
 
 
