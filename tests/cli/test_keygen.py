@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.cli import keygen
+from flowspec.cli import daemon, keygen
 from flowspec.runtime.security import keyfiles
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring
 from tests.cli.running import Run
@@ -134,3 +134,16 @@ def test_a_daemon_finds_its_own_key_which_others_may_not_read(
     assert "say with --name which" in refused("daemon")
     (folder / "pi-1.key").chmod(0o644)
     assert "could be read by others" in refused("daemon", "--name=pi-1")
+
+
+def test_a_daemon_whose_name_has_no_key_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(daemon, "keys_folder", lambda: tmp_path)
+    assert daemon._keys(None, "pi-9") is None
+    assert caplog.messages == []
+    (tmp_path / "allowed.toml").touch()
+    assert daemon._keys(None, "pi-9") is None
+    assert caplog.messages == [
+        f"{tmp_path} has no key of pi-9, so this daemon asks nobody for one; with another --name it would"
+    ]
