@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
 def _keys(folder: Path | None, name: str | None) -> Keyring | None:
     """The keys that were asked for, else those in their usual place; None where there are none of this
     device."""
-    from flowspec.runtime.security.keyfiles import ALLOWED, device_keyring, device_name
+    from flowspec.runtime.security.keyfiles import device_keyring, device_name
 
     place = folder or keys_folder()
     found = device_name(place, name, socket.gethostname())
@@ -178,7 +178,7 @@ def _keys(folder: Path | None, name: str | None) -> Keyring | None:
             f"--keys: expected a folder with allowed.toml and the key of {name or 'this device'}, got "
             f"{folder}"
         )
-    if (place / ALLOWED).exists():
+    if place.is_dir():
         told = "%s has no key of %s, so this daemon asks nobody for one; with another --name it would"
         log.warning(told, place, name or "this device")
     return None

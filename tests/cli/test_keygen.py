@@ -139,11 +139,12 @@ def test_a_daemon_finds_its_own_key_which_others_may_not_read(
 def test_a_daemon_whose_name_has_no_key_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(daemon, "keys_folder", lambda: tmp_path)
+    folder = tmp_path / "keys"
+    monkeypatch.setattr(daemon, "keys_folder", lambda: folder)
     assert daemon._keys(None, "pi-9") is None
     assert caplog.messages == []
-    (tmp_path / "allowed.toml").touch()
+    keyfiles.make_keys(folder, ["head"], ["pi-1"], force=False)
     assert daemon._keys(None, "pi-9") is None
     assert caplog.messages == [
-        f"{tmp_path} has no key of pi-9, so this daemon asks nobody for one; with another --name it would"
+        f"{folder} has no key of pi-9, so this daemon asks nobody for one; with another --name it would"
     ]
