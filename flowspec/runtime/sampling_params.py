@@ -96,6 +96,9 @@ class SamplingParams:
             if type(value) is not int or value < least or (most is not None and value > most):
                 expected = f"{least} to {most}" if most is not None else f"a whole number from {least}"
                 raise InputError(f"{name}: expected {expected}, got {value!r:.80}")
+        wrong = [token for token in self.stop_token_ids if not _is_a(token, Integral) or token < 0]
+        if wrong:
+            raise InputError(f"stop_token_ids: expected token ids from 0, got {wrong[0]!r:.80}")
         for name, told in _KINDS_TOLD.items():
             bound, kinds = getattr(self, name), (Mapping, bool, str) if name == "json_schema" else (str,)
             if bound is not None and not isinstance(bound, kinds):
