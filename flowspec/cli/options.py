@@ -335,7 +335,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def by_flag(text: str, ending: str = "") -> str:
     """What is wrong with a field of `Sampling`, `top_p: expected ...`, by the flag that gave it."""
     name, colon, rest = text.partition(": ")
-    if name not in SAMPLING_FIELDS:
+    if name not in (*SAMPLING_FIELDS, "stop_token_ids"):
         return text
     ending = "" if name in FILTERS else ending
     return f"--{name.replace('_', '-')}{ending}{colon}{rest}"

@@ -33,6 +33,7 @@ from flowspec.model.ahead import Ahead
 from flowspec.model.json_schema import SIZE_MAX, check_size, size_of
 from flowspec.model.sampler import Sampler
 from flowspec.model.slice import Slice
+from flowspec.validation import checked
 from tests.model.slices import job_of, load_stages, part_of
 from tests.model.test_sampler import naive_draw
 from tests.nightly import nightly
@@ -188,7 +189,7 @@ def test_only_a_reply_has_marks_and_none_that_ends_an_answer() -> None:
         structs.replace(grammar("regex", "a"), marks=(MARK,))
     for marks in ((MARK, MARK), (END,), (-1,)):
         with pytest.raises(ValueError, match="marks"):
-            structs.replace(grammar("reply", "start: mark_0"), marks=marks)
+            checked(structs.replace(grammar("reply", "start: mark_0"), marks=marks))
     with pytest.raises(InputError, match=r"lark: .*mark_0"):
         check_grammar("lark", "start: mark_0")
 
