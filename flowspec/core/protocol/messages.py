@@ -391,10 +391,6 @@ class Proposal(Record, frozen=True, kw_only=True):
     tokens: Annotated[tuple[Token, ...], Meta(max_length=limits.DRAFT_WIDTH_MAX)]
     confidences: Annotated[tuple[Share, ...], Meta(max_length=limits.DRAFT_WIDTH_MAX)]
 
-    def __post_init__(self) -> None:
-        count, tokens = len(self.confidences), len(self.tokens)
-        expect(count == tokens, "confidences", count, f"{tokens} entries")
-
 
 class Proposed(Message, frozen=True, kw_only=True):
     """A daemon's answer to `Expand`: what its drafter proposes, and how long that took by its clock."""
@@ -402,3 +398,8 @@ class Proposed(Message, frozen=True, kw_only=True):
     job: Id
     proposals: Annotated[tuple[Proposal, ...], Meta(max_length=limits.NODES_PER_SEGMENT_MAX)]
     compute_s: Seconds
+
+    def __post_init__(self) -> None:
+        for each in self.proposals:  # drafters at the head make many that go nowhere
+            count, tokens = len(each.confidences), len(each.tokens)
+            expect(count == tokens, "confidences", count, f"{tokens} entries")
