@@ -4,6 +4,7 @@ is wrong with a sick one."""
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from flowspec.core.protocol.cluster_messages import Error
 from flowspec.core.protocol.facts import AskFacts, Facts
+from flowspec.runtime.transport import split_address
 from flowspec.version import __version__
 from tests.cli.pseudo_terminal import COLUMNS, shown
 from tests.cli.running import Run
@@ -62,8 +64,11 @@ def test_everything_that_is_wrong_is_named_with_what_to_do(
         daemon_process("small", "--memory=100MiB") as small,
         daemon_process("old", run=of_version("0.0.9")) as old,
         slow_wire(healthy[1].address, 4.0) as slow,
+        socket.socket() as kept,
     ):
         stopped.stop()
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(split_address(stopped.address))  # or somebody else may take the port, and listen
         devices = {
             "good": healthy[0].address,
             "slow": slow,
