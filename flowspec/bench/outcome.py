@@ -107,7 +107,8 @@ def read_records(path: Path, kind: type[Kept]) -> list[Kept]:
         return []
     try:
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        return fit([json.loads(line) for line in lines if line.endswith("\n")], list[kind])  # type: ignore[valid-type]
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return fit(found, list[kind])  # type: ignore[valid-type]
     except Misfit as misfit:
         what, why = "results of this version of FlowSpec", str(misfit)
     except (OSError, ValueError, RecursionError) as error:

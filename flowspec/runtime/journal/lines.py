@@ -132,7 +132,7 @@ def _by_name(kind: type, **others: Any) -> Any:
     return msgspec.defstruct(kind.__name__, fields, bases=(Document,), frozen=True, kw_only=True)
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # type checkers cannot read a type that is made of another's hints
     _Sampling = Any
 else:
     _Grammar = _by_name(Grammar)
