@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from flowspec.bench.margin import margin_of_last
-from flowspec.bench.outcome import EXACT, WRONG
+from flowspec.bench.records import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.session import Limits, Session

@@ -1,9 +1,9 @@
 """Answers of an experiment in real time, by real processes: the emulated world and the cluster world.
 
-Every testbed is a cluster of its own. In every round (`Bench.repeat`) each method holds it once, forwards and
-backwards in turns, so that a machine that grows slower hits all alike; its session answers a cut prompt to
-warm up, and then all cases that are missing, one after the other, each when nothing of the one before is
-under way any more.
+Every testbed is a cluster of its own. In every round (`Experiment.repeat`) each method holds it once,
+forwards and backwards in turns, so that a machine that grows slower hits all alike; its session answers a cut
+prompt to warm up, and then all cases that are missing, one after the other, each when nothing of the one
+before is under way any more.
 """
 
 from __future__ import annotations
@@ -15,14 +15,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flowspec.bench.bench import RESULTS, Step, key_of
-from flowspec.bench.config import EMULATED, SIMULATED, Bench, Setup, Testbed
-from flowspec.bench.drafter_places import drafting_curve
-from flowspec.bench.outcome import Key, Record, write_records
-from flowspec.bench.plain import DTYPE, PlainCase
-from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
-from flowspec.bench.simulated import sampling_curve, stage_curves
-from flowspec.bench.trace import Trace
+from flowspec.bench.cases import DTYPE, PlainCase
+from flowspec.bench.engine import Step, keys_of
+from flowspec.bench.experiment import EMULATED, SIMULATED, Experiment, Setup, Testbed
+from flowspec.bench.records import (
+    RESULTS,
+    FinishedAnswer,
+    Key,
+    Record,
+    Trace,
+    energy_of,
+    record_of,
+    write_records,
+)
+from flowspec.bench.simulated import drafting_curve, sampling_curve, stage_curves
 from flowspec.core.head.events import (
     Draft,
     Drafted,
@@ -39,7 +45,6 @@ from flowspec.errors import InputError
 from flowspec.plan.cost import row_bytes
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.emulation import DeviceEmulation, Emulation
-from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.session import ClusterOptions, Limits, OpenCluster, Session, open_cluster
 from flowspec.wire.codec import DTYPE_BYTES, Envelope, encode
 
@@ -71,12 +76,11 @@ class Round:
 
 
 def run_live(
-    bench: Bench,
+    experiment: Experiment,
     cases: Sequence[PlainCase],
     done: Sequence[Record],
     out: Path,
     step: Step,
-    progress: Progress,
 ) -> tuple[list[Record], dict[str, Trace]]:
     """The records that are missing, each on disk as soon as it is there, and what happened in each method's
     first answer of all.
@@ -84,19 +88,19 @@ def run_live(
     Raises `InputError` for what these worlds do not have, `ClusterError` when a device is lost or cannot keep
     up with what it emulates.
     """
-    _check(bench)
+    _check(experiment)
     found, traces = list(done), dict[str, Trace]()
     known = {record.key for record in done}
-    for place in places(bench):
-        rounds = list(rounds_of(bench, place.name, cases, known))
+    for place in places(experiment):
+        rounds = list(rounds_of(experiment, place.name, cases, known))
         if not rounds:
             continue
         is_traced = not traces
-        with open_cluster(place.options, decoding=Decoding(drafters=bench.drafters)) as cluster:
+        with open_cluster(place.options, decoding=Decoding(drafters=experiment.drafters)) as cluster:
             for one in rounds:
                 name = one.setup.name
                 step(f"{place.name}, {name}: warming up", 0)
-                for record, trace in _answers(bench, place, cluster, one, cases[0], step, progress):
+                for record, trace in _answers(experiment, place, cluster, one, cases[0], step):
                     write_records(out / RESULTS, [record])
                     found.append(record)
                     if is_traced:
@@ -105,47 +109,52 @@ def run_live(
     return found, traces
 
 
-def _check(bench: Bench) -> None:
-    assert bench.world != SIMULATED
-    if bench.is_synthetic:
+def _check(experiment: Experiment) -> None:
+    assert experiment.world != SIMULATED
+    if experiment.is_synthetic:
         raise InputError(
-            f"world {bench.world}: expected a real model, got {bench.model!r}, which exists in the simulated "
-            "world only"
+            f"world {experiment.world}: expected a real model, got {experiment.model!r}, which exists in the "
+            "simulated world only"
         )
-    for setup in bench.setups:
+    for setup in experiment.setups:
         if setup.published:
             raise InputError(
-                f"world {bench.world}: method {setup.name!r} runs as its paper's code does it (published = "
-                "true), "
-                "which is computed in the simulated world only; choose other --methods"
+                f"world {experiment.world}: method {setup.name!r} runs as its paper's code does it "
+                "(published = true), which is computed in the simulated world only; choose other --methods"
             )
-        if len(bench.drafters_of(setup)) > 1 or setup.chain:
+        if len(experiment.drafters_of(setup)) > 1 or setup.chain:
             raise InputError(
-                f"world {bench.world}: method {setup.name!r} has several models beside the target, "
+                f"world {experiment.world}: method {setup.name!r} has several models beside the target, "
                 "which is computed in the simulated world only; choose other --methods"
             )
-    for name in bench.drafters:
+    for name in experiment.drafters:
         check_drafter(name)
 
 
-def places(bench: Bench) -> list[Place]:
+def places(experiment: Experiment) -> list[Place]:
     """The testbeds, emulated; or the one cluster, named after the testbed if there is one."""
-    if bench.world == EMULATED:
-        return [_emulated(bench, testbed) for testbed in bench.testbeds]
-    if len(bench.testbeds) > 1:
+    if experiment.world == EMULATED:
+        return [_emulated(experiment, testbed) for testbed in experiment.testbeds]
+    if len(experiment.testbeds) > 1:
         raise InputError(
-            f"world {bench.world}: expected at most one testbed, which the cluster is, got "
-            f"{len(bench.testbeds)}"
+            f"world {experiment.world}: expected at most one testbed, which the cluster is, got "
+            f"{len(experiment.testbeds)}"
         )
     options = ClusterOptions(
-        model=bench.model, dtype=DTYPE, cluster=bench.cluster, local=bench.local, context=bench.context
+        model=experiment.model,
+        dtype=DTYPE,
+        cluster=experiment.cluster,
+        local=experiment.local,
+        context=experiment.context,
     )
-    named = next(iter(bench.testbeds), None)
-    own_name = f"{bench.local} local processes" if bench.cluster is None else bench.cluster.stem
+    named = next(iter(experiment.testbeds), None)
+    own_name = (
+        f"{experiment.local} local processes" if experiment.cluster is None else experiment.cluster.stem
+    )
     return [Place(name=own_name if named is None else named.name, options=options, testbed=named)]
 
 
-def _emulated(bench: Bench, testbed: Testbed) -> Place:
+def _emulated(experiment: Experiment, testbed: Testbed) -> Place:
     row = row_bytes(testbed.shape, testbed.precision)
     sampling = sampling_curve(testbed)
     emulation = Emulation(
@@ -158,35 +167,40 @@ def _emulated(bench: Bench, testbed: Testbed) -> Place:
         first_hop=testbed.link,
     )
     options = ClusterOptions(
-        model=bench.model, dtype=DTYPE, local=len(testbed.devices), context=bench.context, emulation=emulation
+        model=experiment.model,
+        dtype=DTYPE,
+        local=len(testbed.devices),
+        context=experiment.context,
+        emulation=emulation,
     )
     return Place(name=testbed.name, options=options, testbed=testbed, row_bytes=row)
 
 
-def rounds_of(bench: Bench, place: str, cases: Sequence[PlainCase], known: set[Key]) -> Iterator[Round]:
+def rounds_of(
+    experiment: Experiment, place: str, cases: Sequence[PlainCase], known: set[Key]
+) -> Iterator[Round]:
     """Sessions in order, without those that have nothing left to answer."""
-    for repeat in range(bench.repeat):
-        for setup in bench.setups if repeat % 2 == 0 else bench.setups[::-1]:
-            missing = tuple(case for case in cases if key_of(place, setup, case, repeat) not in known)
+    for repeat in range(experiment.repeat):
+        for setup in experiment.setups if repeat % 2 == 0 else experiment.setups[::-1]:
+            missing = tuple(case for case in cases if keys_of(place, setup, case, repeat)[0] not in known)
             if missing and setup.runs_on(place):
                 yield Round(setup=setup, repeat=repeat, cases=missing)
 
 
 def _answers(
-    bench: Bench,
+    experiment: Experiment,
     place: Place,
     cluster: OpenCluster,
     one: Round,
     first: PlainCase,
     step: Step,
-    progress: Progress,
 ) -> Iterator[tuple[Record, Trace]]:
     """A method holds the cluster: it warms up with the first prompt of all, and answers its cases."""
     setup, recorder = one.setup, LiveRecorder()
     row_bytes = place.row_bytes or cluster.config.hidden_size * DTYPE_BYTES[DTYPE]
-    drafters = bench.drafters_of(setup) or (NONE,)
+    drafters = experiment.drafters_of(setup) or (NONE,)
     decoding = Decoding(method=setup.method, drafters=drafters, options=setup.options, coupled=setup.coupled)
-    with cluster.session(decoding, progress, recorder) as session:
+    with cluster.session(decoding, lambda text, share: step(text, 0), recorder) as session:
         stages = len(session.head.stages)
         recorder.answer(session, replace(first, new_tokens_max=min(WARM_UP_TOKENS, first.new_tokens_max)))
         for case in one.cases:
@@ -194,22 +208,20 @@ def _answers(
             step(f"{place.name}, {setup.name}: {about}", 0)
             answered = recorder.answer(session, case)
             record = record_of(
-                bench,
+                experiment,
                 place.name,
                 setup,
                 case,
                 answered,
-                world=bench.world,
                 repeat=one.repeat,
                 network_bytes=recorder.network_bytes(stages, row_bytes),
                 energy_j=_energy_j(place.testbed, answered, stages),
-                events=0,
                 digest=hashlib.blake2b(json.dumps(answered.tokens).encode(), digest_size=16).hexdigest(),
             )
             yield record, answered.trace
 
 
-def _energy_j(testbed: Testbed | None, answered: RecordedAnswer, stages: int) -> float:
+def _energy_j(testbed: Testbed | None, answered: FinishedAnswer, stages: int) -> float:
     """What the named boards take; 0 where none are named, or others than there are stages."""
     if testbed is None or len(testbed.devices) != stages:
         return 0.0
@@ -253,7 +265,7 @@ class LiveRecorder:
         if self._has_ended and self._under_way == 0:
             self._at_rest.set()
 
-    def answer(self, session: Session, case: PlainCase) -> RecordedAnswer:
+    def answer(self, session: Session, case: PlainCase) -> FinishedAnswer:
         """Asks, reads, and waits until the cluster is at rest again: the next answer shall not stand in this
         one's queue."""
         self._begin()
@@ -262,7 +274,7 @@ class LiveRecorder:
         )
         assert answer.end is not None
         self._at_rest.wait(REST_S_MAX)
-        return RecordedAnswer(
+        return FinishedAnswer(
             tokens=tuple(timing.new_tokens),
             reason=answer.end.reason,
             submitted_s=answer.submitted_s,

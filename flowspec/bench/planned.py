@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-from flowspec.bench.config import AR, OURS, SYNTHETIC, Setup, Testbed
-from flowspec.bench.drafter_for_each import DrafterForEach
-from flowspec.bench.plain import PlainCase
-from flowspec.bench.recording import is_plain
+from flowspec.bench.cases import PROMPT_TOKENS, PlainCase, synthetic_cases
+from flowspec.bench.drafters import DrafterForEach, Synthetic
+from flowspec.bench.experiment import AR, OURS, SYNTHETIC, Setup, Testbed
 from flowspec.bench.simulated import Drafters, run_many, sampling_curve, stage_curves
-from flowspec.bench.synthetic import PROMPT_TOKENS, Synthetic, synthetic_cases
 from flowspec.core.head.prompt_chunks import chunk_rows
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
@@ -100,7 +98,7 @@ def simulated(
         experience = world.head.experience() if plan.guesses else None
         given = [world.answers[each][0] for each in range(len(cases))]
         for case, answer in zip(cases, given, strict=True):
-            if answer.end is None or not is_plain(case, tuple(answer.tokens), answer.end.reason):
+            if answer.end is None or not case.is_answered_by(tuple(answer.tokens), answer.end.reason):
                 raise FlowSpecError(
                     f"{request.shape.name} on {len(plan.stages)} devices: the answer is not the plain one"
                 )

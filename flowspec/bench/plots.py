@@ -1,18 +1,16 @@
-"""Figures of a summary, and what all figures share: matplotlib, which is optional, and one colour for each
-method."""
+"""Pictures of a summary: speed-ups, loads, chains of models. They need matplotlib, which is optional."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from flowspec.bench.config import AR
-from flowspec.bench.report import WORLDS, has_intervals, rate
-from flowspec.bench.summary import OVERALL, Ratio
-from flowspec.core.methods import METHODS
+from flowspec.bench.experiment import AR, AUTO, WORLDS, Experiment
+from flowspec.bench.records import Record
+from flowspec.bench.report import PLAIN, base_of, colours_of, format_rate, has_intervals, name_of, place
+from flowspec.bench.statistics import OVERALL, PUBLISHED, TUNED, Ratio
 from flowspec.errors import InputError
 from flowspec.extras import how_to_get
 
@@ -30,15 +28,11 @@ LETTER_PX, LETTERS_MIN = 8.5, 12
 NUMBER_PX, NUMBER_ACROSS_PX = 10.0, 27.0
 """As wide are bars that have room for an upright number, and for one across."""
 LEGEND_COLUMNS = 7
-PLAIN = "plain decoding"
+COLUMNS_MAX = 3
 ALL_DOMAINS = "all domains"
-PALETTE = ("#0072b2", "#d55e00", "#332288", "#8c8c8c", "#56b4e9", "#e69f00", "#009e73", "#cc79a7")
-"""Okabe and Ito's palette, which colour-blind people can tell apart."""
-OTHER_COLOUR = "#000000"
-COLOURS = dict(zip(METHODS, PALETTE, strict=False))
-OTHER_COLOURS = (OTHER_COLOUR, "#882255", "#117733", "#aa4499", "#999933")
-HATCHES = {"": "", " (published)": "///", " tuned": "..."}
+HATCHES = {"": "", PUBLISHED: "///", TUNED: "..."}
 OTHER_HATCH = "xxx"
+MARKERS = "osD^vP*X"
 
 Groups = dict[str, tuple[Mapping[str, Any], str]]
 """What a panel shows: tables and domains of them, by the name on the axis."""
@@ -53,43 +47,36 @@ def can_draw() -> bool:
     return True
 
 
-def figure(width_in: float, height_in: float) -> Any:
-    """An empty matplotlib `Figure`, which draws to files; raises `InputError` without matplotlib."""
+def figure(title: str, world: str, width_in: float, height_in: float, more: str = "") -> Any:
+    """An empty matplotlib `Figure`, which draws to files, with its title, and below it what its numbers are;
+    raises `InputError` without matplotlib."""
     if not can_draw():
         raise InputError(NEEDED)
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width_in, height_in), dpi=DPI, layout="constrained")
+    drawing = Figure(figsize=(width_in, height_in), dpi=DPI, layout="constrained")
+    drawing.suptitle(f"{title}\n{world} world: {WORLDS[world]}. {more}".strip(), fontsize=14)
+    return drawing
 
 
-def looks(setups: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and hatch of each setup's bars: those of its method, hatched where it is a variant; a colour of
-    its own where it is called otherwise."""
-    others = itertools.cycle(OTHER_COLOURS)
-    found = {}
-    for setup in setups:
-        base = max((name for name in METHODS if setup.startswith(name)), key=len, default="")
-        colour = COLOURS.get(base) or next(others)
-        found[setup] = {
-            "facecolor": colour,
-            "hatch": HATCHES.get(setup.removeprefix(base), OTHER_HATCH),
-            "edgecolor": "white",
-            "linewidth": 0.5,
-        }
-    return found
+def _panels(drawing: Any, count: int, columns: int, **options: Any) -> list[Any]:
+    rows = max(1, -(-count // columns))
+    axes = list(drawing.subplots(rows, columns, squeeze=False, **options).flat)
+    for ax in axes[count:]:
+        ax.set_visible(False)
+    return axes[:count]
 
 
-def name_of(setup: str) -> str:
-    """What people call a setup: plain decoding is no method to them."""
-    return PLAIN if setup == AR else setup
+def _tidy(ax: Any, grid: str = "both") -> None:
+    ax.grid(axis=grid, color="#dddddd", linewidth=0.6)
+    ax.set_axisbelow(True)
+    ax.spines[["top", "right"]].set_visible(False)
 
 
-def heading(drawing: Any, title: str, world: str, more: str = "") -> None:
-    """A figure's title, and below it what its numbers are."""
-    drawing.suptitle(f"{title}\n{world} world: {WORLDS.get(world, world)}. {more}".strip(), fontsize=14)
+# ------------------------------------------------------------------------------------------ speed-ups
 
 
-def speedup(summary: Mapping[str, Any], path: Path) -> None:
+def draw_speedup(summary: Mapping[str, Any], path: Path) -> None:
     """`speedup.png`: over plain decoding by domain, a panel for each testbed and temperature; with more than
     8 of these only overall.
 
@@ -99,30 +86,29 @@ def speedup(summary: Mapping[str, Any], path: Path) -> None:
     tables = summary["tables"]
     panels = _by_domain(tables) if len(tables) <= PANELS_MAX else _by_testbed(tables)
     over = tables[0]["references"][0] if tables and tables[0]["references"] else None
-    methods = looks(
-        [
-            name
-            for name in dict.fromkeys(name for table in tables for name in table["methods"])
-            if name != over
-        ]
-    )
+    names = dict.fromkeys(name for table in tables for name in table["methods"] if name != over)
+    methods = {name: _look(name, colour) for name, colour in colours_of(list(names)).items()}
     bars = max((len(groups) for groups in panels.values()), default=1) * max(1, len(methods))
     columns = 2 if 2 < len(panels) <= PANELS_MAX and WIDTH_PX / 2 / bars >= NUMBER_PX else 1
-    rows = max(1, -(-len(panels) // columns))
-    drawing = figure(WIDTH_IN, max(HEIGHT_IN, rows * PANEL_HEIGHT_IN))
     what = f"speed-up over {name_of(over)}" if over else "tokens per second"
     intervals = "Lines on bars: 95% intervals over prompts." if over and has_intervals(summary) else ""
-    heading(drawing, f"{summary['experiment']}: {what}", summary["world"], intervals)
-    axes = drawing.subplots(rows, columns, squeeze=False, sharey=True)
-    for ax, (title, groups) in zip(axes.flat, panels.items(), strict=False):
+    height_in = max(HEIGHT_IN, -(-len(panels) // columns) * PANEL_HEIGHT_IN)
+    title = f"{summary['experiment']}: {what}"
+    drawing = figure(title, summary["world"], WIDTH_IN, height_in, intervals)
+    axes = _panels(drawing, len(panels), columns, sharey=True)
+    for at, (ax, (title, groups)) in enumerate(zip(axes, panels.items(), strict=True)):
         _bars(ax, groups, methods, over, WIDTH_PX / columns)
         ax.set_title(title, loc="left", fontsize=11)
-    for ax in axes.flat[len(panels) :]:
-        ax.set_visible(False)
-    for ax in axes[:, 0]:
-        ax.set_ylabel(f"times as fast as {name_of(over)}" if over else "tokens/s")
+        if at % columns == 0:
+            ax.set_ylabel(f"times as fast as {name_of(over)}" if over else "tokens/s")
     _legend(drawing, methods, over)
     drawing.savefig(path)
+
+
+def _look(setup: str, colour: str) -> dict[str, Any]:
+    """Of a setup's bars: hatched where it is a variant of its method."""
+    hatch = HATCHES.get(setup.removeprefix(base_of(setup)), OTHER_HATCH)
+    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
 
 
 def _legend(drawing: Any, methods: Mapping[str, dict[str, Any]], over: str | None) -> None:
@@ -131,22 +117,18 @@ def _legend(drawing: Any, methods: Mapping[str, dict[str, Any]], over: str | Non
 
     marks: list[Any] = [Line2D([], [], **_line(over), label=f"{name_of(over)} = 1")] if over else []
     marks += [Patch(**look, label=name_of(method)) for method, look in methods.items()]
-    drawing.legend(
-        handles=marks,
-        loc="outside lower center",
-        ncols=max(1, min(LEGEND_COLUMNS, len(marks))),
-        frameon=False,
-        fontsize=11,
-    )
+    columns = max(1, min(LEGEND_COLUMNS, len(marks)))
+    drawing.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=11)
 
 
 def _line(over: str) -> dict[str, Any]:
-    return {"color": COLOURS[AR] if over == AR else "black", "linewidth": 1.5, "linestyle": "--"}
+    colour = colours_of([AR])[AR] if over == AR else "black"
+    return {"color": colour, "linewidth": 1.5, "linestyle": "--"}
 
 
 def _by_domain(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
     return {
-        f"{table['testbed']}, temperature {table['temperature']:g}": {
+        place(table): {
             **{domain: (table, domain) for domain in table["domains"]},
             ALL_DOMAINS: (table, OVERALL),
         }
@@ -156,11 +138,11 @@ def _by_domain(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
 
 def _by_testbed(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
     """A panel for each temperature."""
-    found: dict[str, Groups] = {}
+    panels: dict[str, Groups] = {}
     for table in sorted(tables, key=lambda table: table["temperature"]):
         title = f"temperature {table['temperature']:g}, all domains (their harmonic mean)"
-        found.setdefault(title, {})[table["testbed"]] = (table, OVERALL)
-    return found
+        panels.setdefault(title, {})[table["testbed"]] = (table, OVERALL)
+    return panels
 
 
 def _bars(
@@ -172,49 +154,121 @@ def _bars(
     width = 0.84 / count
     bar_px = width_px * width / len(groups)
     for index, (method, look) in enumerate(methods.items()):
-        for place, (table, domain) in enumerate(groups.values()):
-            found = _ratio(table, method, domain, over)
-            if found is None:
+        for at, (table, domain) in enumerate(groups.values()):
+            ratio = _ratio(table, method, domain, over)
+            if ratio is None:
                 continue
-            x = place + (index - (count - 1) / 2) * width
-            ax.bar(x, found["ratio"], width * 0.92, **look)
-            if found["low"] is not None:
-                ax.plot([x, x], [found["low"], found["high"]], color="black", linewidth=1.2)
-            tops.append(max(found["ratio"], found["high"] or 0.0))
-            if bar_px >= NUMBER_PX:
-                _number(ax, rate(found["ratio"]), x, tops[-1], upright=bar_px < NUMBER_ACROSS_PX)
+            x = at + (index - (count - 1) / 2) * width
+            ax.bar(x, ratio["ratio"], width * 0.92, **look)
+            if ratio["low"] is not None:
+                ax.plot([x, x], [ratio["low"], ratio["high"]], color="black", linewidth=1.2)
+            tops.append(max(ratio["ratio"], ratio["high"] or 0.0))
+            if bar_px >= NUMBER_PX:  # upright where the bar is narrower than the number
+                ax.annotate(
+                    format_rate(ratio["ratio"]),
+                    (x, tops[-1]),
+                    (0, 3),
+                    textcoords="offset points",
+                    ha="center",
+                    va="bottom",
+                    fontsize=8,
+                    rotation=90 if bar_px < NUMBER_ACROSS_PX else 0,
+                )
     if over:
         ax.axhline(1, **_line(over))
-    ax.set_xticks(
-        range(len(groups)),
-        [fill(name, max(LETTERS_MIN, int(width_px / LETTER_PX / len(groups)))) for name in groups],
-    )
+    letters = max(LETTERS_MIN, int(width_px / LETTER_PX / len(groups)))
+    ax.set_xticks(range(len(groups)), [fill(name, letters) for name in groups])
     ax.set_xlim(-0.6, len(groups) - 0.4)
     ax.set_ylim(0, max(HEADROOM * max(tops, default=1.0), ax.get_ylim()[1]))
-    ax.grid(axis="y", color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+    _tidy(ax, "y")
     if list(groups)[-1] == ALL_DOMAINS:
         ax.axvspan(len(groups) - 1.5, len(groups) - 0.4, color="#f2f2f2", zorder=0)
-
-
-def _number(ax: Any, text: str, x: float, y: float, *, upright: bool) -> None:
-    """Above a bar; upright where the bar is narrower than the number."""
-    ax.annotate(
-        text,
-        (x, y),
-        (0, 3),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=8,
-        rotation=90 if upright else 0,
-    )
 
 
 def _ratio(table: Mapping[str, Any], method: str, domain: str, over: str | None) -> Ratio | None:
     if over is None:
         value = table["tokens_per_s"].get(method, {}).get(domain)
         return None if value is None else {"ratio": value, "low": None, "high": None}
-    found: Ratio | None = table["speed_up"].get(over, {}).get(method, {}).get(domain)
-    return found
+    ratio: Ratio | None = table["speed_up"].get(over, {}).get(method, {}).get(domain)
+    return ratio
+
+
+# ------------------------------------------------------------------------------------------ loads
+
+
+def draw_loads(summary: Mapping[str, Any], path: Path) -> None:
+    """`load.png`: a panel for each testbed and temperature, a line for each method, a point for each number
+    of users, or step; up and to the left is better."""
+    tables = summary["tables"]
+    columns = min(2, len(tables))
+    title = f"{summary['experiment']}: tokens per second against seconds per answer, by number of users"
+    height_in = HEIGHT_IN * max(1, -(-len(tables) // columns) / 2)
+    more = "Up and to the left is better."
+    drawing = figure(title, summary["world"], WIDTH_IN, height_in, more)
+    for ax, table in zip(_panels(drawing, len(tables), columns), tables, strict=True):
+        names = list(dict.fromkeys(name for load in table["loads"] for name in load["methods"]))
+        for at, (name, colour) in enumerate(colours_of(names).items()):
+            points = [
+                (str(load["step"] or load["users"]), load["methods"][name])
+                for load in table["loads"]
+                if name in load["methods"] and load["methods"][name]["latency_s"] is not None
+            ]
+            xs, ys = ([each[key] for _, each in points] for key in ("latency_s", "tokens_per_s"))
+            style = {"marker": MARKERS[at % len(MARKERS)], "linestyle": "-" if base_of(name) else "--"}
+            ax.plot(xs, ys, color=colour, label=name_of(name), **style)
+            for (label, _), x, y in zip(points, xs, ys, strict=True):
+                ax.annotate(label, (x, y), (5, 4), textcoords="offset points", fontsize=8, color="#555555")
+        counted = "step" if any(load["step"] for load in table["loads"]) else "users"
+        ax.set_title(f"{place(table)}; beside each point its {counted}", loc="left", fontsize=11)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}")
+        ax.set_xlabel("seconds from a question to the last token of its answer, mean")
+        ax.set_ylabel("tokens/s of all users")
+        _tidy(ax)
+        ax.legend(frameon=False, fontsize=10)
+    drawing.savefig(path)
+
+
+# ------------------------------------------------------------------------------------------ chains
+
+
+def draw_chains(experiment: Experiment, records: Sequence[Record], path: Path) -> None:
+    """`chains.png`: a panel for each domain, a line for each answer: which chain was at work when. Nothing is
+    drawn where none was chosen."""
+    setups = {setup.name: setup for setup in experiment.setups if setup.chain == AUTO}
+    chosen = [record for record in records if record.method in setups and record.chains]
+    if not chosen:
+        return
+
+    def chain(record: Record, models: Sequence[int | str]) -> str:
+        drafters = setups[record.method].drafters or ()
+        return " + ".join(each if isinstance(each, str) else drafters[each] for each in models) or PLAIN
+
+    steps = {
+        record.key: [(at_s, chain(record, models)) for _, at_s, models, _ in record.chains]
+        for record in chosen
+    }
+    names = sorted(
+        {name for each in steps.values() for _, name in each},
+        key=lambda name: (name != PLAIN, name.count("+"), name),
+    )
+    domains = list(dict.fromkeys(record.domain for record in chosen))
+    title = f"{experiment.name}: the chain at work, answer by answer"
+    drawing = figure(title, experiment.world, WIDTH_IN, HEIGHT_IN)
+    axes = _panels(drawing, len(domains), min(COLUMNS_MAX, len(domains)), sharey=True)
+    for ax, domain in zip(axes, domains, strict=True):
+        own = [record for record in chosen if record.domain == domain]
+        for at, record in enumerate(own):
+            shift = (at - (len(own) - 1) / 2) * 0.5 / max(1, len(own))  # lines must not hide each other
+            times_s = [at_s for at_s, _ in steps[record.key]] + [record.whole_s]
+            levels = [names.index(name) + shift for _, name in steps[record.key]]
+            ax.step(times_s, [*levels, levels[-1]], where="post", color="#000000", alpha=0.7, linewidth=1.5)
+        ax.set_title(domain, loc="left", fontsize=11)
+        ax.set_yticks(range(len(names)), names)
+        ax.set_ylim(-0.5, len(names) - 0.5)
+        ax.set_xlabel("seconds of the answer")
+        _tidy(ax)
+    drawing.savefig(path)

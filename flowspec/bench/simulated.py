@@ -1,4 +1,4 @@
-"""The simulated world: a testbed's devices and links in virtual time, and one answer in it.
+"""The simulated world: a testbed's devices and links in virtual time, and an answer or a load in it.
 
 What a method costs as the papers' code does it (`Setup.published`, arXiv 2507.02620 and its repository) and
 not as ours does:
@@ -15,27 +15,38 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from flowspec import checking
-from flowspec.bench.config import SIMULATED, Bench, Setup, Testbed
-from flowspec.bench.drafter_places import places_of
-from flowspec.bench.guesses import depths_of
-from flowspec.bench.oracle import Station
-from flowspec.bench.outcome import Record
-from flowspec.bench.plain import PlainCase
-from flowspec.bench.recording import RecordedAnswer, energy_of, record_of
-from flowspec.bench.trace import Trace
-from flowspec.core.head.events import Submit
+from flowspec.bench.cases import PlainCase
+from flowspec.bench.drafters import DrafterForEach, depths_of
+from flowspec.bench.experiment import DrafterPlacement, Experiment, LoadStep, Setup, Testbed
+from flowspec.bench.records import (
+    FinishedAnswer,
+    LoadAnswer,
+    LoadRecord,
+    Record,
+    Trace,
+    agreement_of,
+    energy_of,
+    record_of,
+)
+from flowspec.core.head.events import DrafterLost, DrafterRecovered, Emit, Finished, Forget, Submit
 from flowspec.core.head.head import Experience
 from flowspec.core.methods import find_method
 from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.draft.kinds import WITHOUT_TENSORS
 from flowspec.draft.protocol import Drafter
-from flowspec.plan.cost import head_curve, layers_curve, row_bytes
-from flowspec.plan.timing import INSTANT, Curve, LinkSpec
+from flowspec.draft.text import TextDrafter
+from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
+from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.experiment import Experiment
+from flowspec.sim.drafter_device import DrafterDeviceSpec
+from flowspec.sim.experiment import Experiment as Cluster
 from flowspec.sim.language import AnswerLanguage
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Handled, Links, World
@@ -50,10 +61,16 @@ TYPICAL_CONTEXT = 256
 more."""
 SIM_LAYERS = 8
 """Instants at which a running job can drop rows; a stage of fewer layers has as many as layers."""
-
+LOOKING_UP = Curve(extra_row_s=3e-4)
+"""A drafter that looks up texts: three times what a row took on the x86-64 machine this was written on."""
 
 Drafters = Mapping[str, Drafter]
 """The models beside the target by name, in the order in which the head numbers them."""
+Place = int | None
+"""A board's number in `Testbed.boards`; None: the head's."""
+
+
+# ------------------------------------------------------------------------------------------ what things cost
 
 
 def stage_curves(testbed: Testbed) -> list[Curve]:
@@ -70,17 +87,69 @@ def sampling_curve(testbed: Testbed) -> Curve:
     return head_curve(testbed.devices[-1], testbed.shape, testbed.precision).scaled(testbed.slowdown)
 
 
-def experiment(
+def drafting_curve(testbed: Testbed) -> Curve:
+    """A pass at the head of a model that has no other place."""
+    return _drafter_curves(testbed, None)[0]
+
+
+def _drafter_curves(testbed: Testbed, board: DrafterPlacement | None) -> tuple[Curve, Curve]:
+    """Of a pass of a model on a board (None: at the head), and of its `lm_head` alone."""
+    device = testbed.head if board is None else board.device or testbed.head
+    shape = testbed.drafter_shape if board is None else board.shape
+    precision = testbed.precision if board is None else board.precision
+    if shape is None:
+        return Curve(), Curve()
+    curves = drafter_curve(device, shape, precision), head_curve(device, shape, precision)
+    return curves[0].scaled(testbed.head_slowdown), curves[1].scaled(testbed.head_slowdown)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterPlaces:
+    """Where some models run: `curves` of a pass for each, and `rankings` of its `lm_head` alone; the `boards`
+    that they run on, with the place of each (the head's looks up texts beside a model's passes)."""
+
+    curves: tuple[Curve, ...]
+    rankings: tuple[Curve, ...]
+    boards: tuple[DrafterDeviceSpec, ...]
+    places: tuple[Place, ...]
+
+
+def places_of(testbed: Testbed, models: Sequence[str]) -> DrafterPlaces:
+    """Models at the head share its processors, those on another board that one's."""
+    named = {name: number for number, board in enumerate(testbed.boards) for name in board.models}
+    curves: list[tuple[Curve, Curve]] = []
+    sharing: dict[tuple[Place, int | None], list[int]] = {}  # board, and who has a thread alone there
+    for at, model in enumerate(models):
+        number = named.get(model)
+        board = None if number is None else testbed.boards[number]
+        is_lookup = board is None and model in WITHOUT_TENSORS
+        curves.append((LOOKING_UP, LOOKING_UP) if is_lookup else _drafter_curves(testbed, board))
+        place = None if board is None or board.device is None else number
+        sharing.setdefault((place, at if is_lookup else None), []).append(at)
+    return DrafterPlaces(
+        curves=tuple(curve for curve, _ in curves),
+        rankings=tuple(ranking for _, ranking in curves),
+        boards=tuple(
+            DrafterDeviceSpec(
+                drafters=tuple(some), link=None if place is None else testbed.boards[place].link
+            )
+            for (place, _), some in sharing.items()
+        ),
+        places=tuple(place for place, _ in sharing),
+    )
+
+
+def cluster_of(
     testbed: Testbed,
     setup: Setup,
     context: int,
     models: Sequence[str] = (),
     depths: Sequence[float] = (),
-) -> Experiment:
+) -> Cluster:
     """The testbed as the simulator takes it, for one method with these models beside the target, which read
     the target's states at these `depths` (`depths_of`), each captured by the stage that has its layer."""
     places = places_of(testbed, models)
-    curves = stage_curves(testbed)
+    curves, layers = stage_curves(testbed), testbed.layers
     verifying = INSTANT
     if setup.published:
         verifying = head_curve(testbed.head, testbed.shape, testbed.precision).scaled(testbed.head_slowdown)
@@ -88,17 +157,17 @@ def experiment(
             waiting_s = verifying.seconds(TYPICAL_ROWS) + testbed.link.delay_s
             curves = [
                 curve.and_fixed(waiting_s + _copy_s(testbed, count, index))
-                for index, (curve, count) in enumerate(zip(curves, testbed.layers, strict=True))
+                for index, (curve, count) in enumerate(zip(curves, layers, strict=True))
             ]
     last = len(curves) - 1
     sampling = INSTANT if setup.published else sampling_curve(testbed)
     row = row_bytes(testbed.shape, testbed.precision)
-    return Experiment(
+    return Cluster(
         devices=tuple(
             DeviceSpec(
                 curve=curve, layers=min(SIM_LAYERS, count), sampling=sampling if index == last else INSTANT
             )
-            for index, (curve, count) in enumerate(zip(curves, testbed.layers, strict=True))
+            for index, (curve, count) in enumerate(zip(curves, layers, strict=True))
         ),
         control=testbed.link,
         data=testbed.link,
@@ -112,40 +181,10 @@ def experiment(
         levels=tuple(range(len(models))) if setup.chain else (),
         head_s=testbed.head_s,
         row_bytes=row,
-        captured=captured_by(testbed.layers, depths) if depths else (),
+        captured=captured_by(layers, depths) if depths else (),
         feature_bytes=row,
         returned_row_bytes=row if setup.published else 0,
         verifying=verifying,
-    )
-
-
-def stations_of(experiment: Experiment, context: int) -> list[Station]:
-    """What carries segments in such a cluster, in order, for an answer behind `context` tokens: the way to
-    each stage with the stage, the way back, the head. Of messages the payload alone is counted."""
-    links = experiment.links
-    stages = len(experiment.devices)
-    ways = (experiment.data,) * (stages + 1) if links is None else links.data
-    sizes = experiment.row_bytes
-    rows_bytes = list(sizes) if isinstance(sizes, tuple) else [sizes or 0] * stages
-    rows_bytes[0] = 0  # tokens
-    found = []
-    for number, (way, row, device) in enumerate(zip(ways, rows_bytes, experiment.devices, strict=False)):
-        found += [_way(way, row), _stage(device, context, number)]
-    last_states = experiment.captured[-1] if experiment.captured else 0  # the verdict comes behind them
-    features = last_states * (experiment.feature_bytes or 0)
-    found.append(_way(ways[-1], features + experiment.returned_row_bytes))
-    verifying, head_s = experiment.verifying, experiment.head_s
-    found.append(Station(busy_s=lambda rows: head_s + verifying.seconds(rows)))
-    return found
-
-
-def _way(link: LinkSpec, row_bytes: int) -> Station:
-    return Station(busy_s=lambda rows: link.transfer_s(rows * row_bytes), delay_s=link.delay_s)
-
-
-def _stage(device: DeviceSpec, context: int, number: int) -> Station:
-    return Station(
-        busy_s=lambda rows: device.curve.seconds(rows, context) + device.sampling.seconds(rows), stage=number
     )
 
 
@@ -159,11 +198,78 @@ def captured_by(layers: Sequence[int], depths: Sequence[float]) -> tuple[int, ..
 
 def _copy_s(testbed: Testbed, layers: int, index: int) -> float:
     """A stage's whole cache, read and written."""
-    device = testbed.devices[index]
-    size = (
-        layers * testbed.shape.cache_values() * max(2.0, PRECISION_BYTES[testbed.precision]) * TYPICAL_CONTEXT
+    value_bytes = max(2.0, PRECISION_BYTES[testbed.precision])
+    size = layers * testbed.shape.cache_values() * value_bytes * TYPICAL_CONTEXT
+    return testbed.slowdown * 2 * size / testbed.devices[index].bytes_per_s()
+
+
+# ------------------------------------------------------------------------------------------ worlds
+
+
+def build(
+    testbed: Testbed,
+    setup: Setup,
+    cases: Sequence[PlainCase],
+    drafters: Drafters,
+    context: int,
+    experience: Experience | None = None,
+    watch: Callable[[Handled], None] | None = None,
+) -> World:
+    """A world at time 0 that knows the plain answers to all cases, whose head has the `experience` so far
+    (which is learnt from on, so give a copy)."""
+    language = AnswerLanguage({case.prompt: case.answer for case in cases})
+    cluster = cluster_of(testbed, setup, context, list(drafters), depths_of(drafters.values()))
+    world = cluster.build(language, list(drafters.values()), watch, checks=checking.is_on())
+    if experience is not None:
+        world.head.take(experience)
+    return world
+
+
+def run_many(
+    testbed: Testbed,
+    setup: Setup,
+    cases: Sequence[PlainCase],
+    drafters: Drafters,
+    context: int,
+    experience: Experience | None = None,
+    watch: Callable[[Handled], None] | None = None,
+) -> World:
+    """A world in which all cases were asked at time 0, each as the request of its place, and answered; with
+    what is `experience` as in `build`."""
+    world = build(testbed, setup, cases, drafters, context, experience, watch)
+    for request, case in enumerate(cases):
+        world.at(0.0, submit_of(case, request))
+    world.run()
+    return world
+
+
+def submit_of(case: PlainCase, request: int = 0) -> Submit:
+    return Submit(
+        request=request,
+        prompt=case.prompt,
+        new_tokens_max=case.new_tokens_max,
+        sampling=case.sampling,
+        stop_ids=case.stop_ids,
     )
-    return testbed.slowdown * 2 * size / device.bytes_per_s()
+
+
+def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[Place, float]:
+    """For how long the boards of the drafters computed, as `records.energy_of` takes it."""
+    busy_s: dict[Place, float] = {}
+    for place, board in zip(places_of(testbed, list(drafters)).places, world.boards, strict=True):
+        busy_s[place] = busy_s.get(place, 0.0) + board.busy_s
+    return busy_s
+
+
+def stages_of(testbed: Testbed) -> StageRows:
+    ends = list(itertools.accumulate(testbed.layers))
+    return [
+        {"name": f"{index + 1}: {device.name}", "layers": [end - count, end]}
+        for index, (device, count, end) in enumerate(zip(testbed.devices, testbed.layers, ends, strict=True))
+    ]
+
+
+# ------------------------------------------------------------------------------------------ one user
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +284,7 @@ class Run:
 
 
 def run(
-    bench: Bench,
+    experiment: Experiment,
     testbed: Testbed,
     setup: Setup,
     case: PlainCase,
@@ -186,14 +292,11 @@ def run(
     experience: Experience | None = None,
     decode: Decode | None = None,
 ) -> Run:
-    """Answers a case in a world of its own, with the `experience` so far (which is learnt from on, so give a
-    copy).
-
-    With a `decode`, which gives tokens' text, it is recorded.
-    """
+    """Answers a case in a world of its own, with `experience` as in `build`. With a `decode`, which gives
+    tokens' text, it is recorded."""
     trace = Trace()
     frames: list[Frame] = []
-    world = build(testbed, setup, [case], drafters, bench.context, experience)
+    world = build(testbed, setup, [case], drafters, experiment.context, experience)
     recorder = (
         None if decode is None else Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
     )
@@ -210,111 +313,250 @@ def run(
     world.run()
     if recorder is not None:
         frames.extend(recorder.frames(world.clock.now_s + EVERY_S))
-    record = _record(bench, testbed, setup, case, drafters, world, trace)
-    return Run(record=record, trace=trace, experience=world.head.experience(), frames=tuple(frames))
-
-
-def stages_of(testbed: Testbed) -> StageRows:
-    ends = list(itertools.accumulate(testbed.layers))
-    return [
-        {"name": f"{index + 1}: {device.name}", "layers": [end - count, end]}
-        for index, (device, count, end) in enumerate(zip(testbed.devices, testbed.layers, ends, strict=True))
-    ]
-
-
-def run_many(
-    testbed: Testbed,
-    setup: Setup,
-    cases: Sequence[PlainCase],
-    drafters: Drafters,
-    context: int,
-    experience: Experience | None = None,
-    watch: Callable[[Handled], None] | None = None,
-) -> World:
-    """A world in which all cases were asked at time 0, each as the request of its place, and answered; with
-    what is `experience` as in `run`."""
-    world = build(testbed, setup, cases, drafters, context, experience, watch)
-    for request, case in enumerate(cases):
-        world.at(0.0, submit_of(case, request))
-    world.run()
-    return world
-
-
-def build(
-    testbed: Testbed,
-    setup: Setup,
-    cases: Sequence[PlainCase],
-    drafters: Drafters,
-    context: int,
-    experience: Experience | None = None,
-    watch: Callable[[Handled], None] | None = None,
-) -> World:
-    """A world at time 0 that knows the plain answers to all cases, with what is `experience` as in `run`."""
-    language = AnswerLanguage({case.prompt: case.answer for case in cases})
-    depths = depths_of(drafters.values())
-    world = experiment(testbed, setup, context, list(drafters), depths).build(
-        language, list(drafters.values()), watch, checks=checking.is_on()
-    )
-    if experience is not None:
-        world.head.take(experience)
-    return world
-
-
-def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[int | None, float]:
-    """For how long the boards of the drafters computed, as `recording.energy_of` takes it."""
-    busy_s: dict[int | None, float] = {}
-    for number, board in zip(places_of(testbed, list(drafters)).numbers, world.boards, strict=True):
-        busy_s[number] = busy_s.get(number, 0.0) + board.busy_s
-    return busy_s
-
-
-def submit_of(case: PlainCase, request: int = 0) -> Submit:
-    return Submit(
-        request=request,
-        prompt=case.prompt,
-        new_tokens_max=case.new_tokens_max,
-        sampling=case.sampling,
-        stop_ids=case.stop_ids,
-    )
-
-
-def _record(
-    bench: Bench,
-    testbed: Testbed,
-    setup: Setup,
-    case: PlainCase,
-    drafters: Drafters,
-    world: World,
-    trace: Trace,
-) -> Record:
     (answer,) = world.answers[0]
     assert answer.end is not None, "the world came to rest without an end of the answer"
-    first_s, last_s = (answer.times_s[0], answer.times_s[-1]) if answer.times_s else (0.0, 0.0)
-    answered = RecordedAnswer(
+    finished = FinishedAnswer(
         tokens=tuple(answer.tokens),
         reason=answer.end.reason,
         submitted_s=0.0,
-        first_s=first_s,
-        last_s=last_s,
+        first_s=answer.times_s[0] if answer.times_s else 0.0,
+        last_s=answer.times_s[-1] if answer.times_s else 0.0,
         report=answer.end.statistics.report(),
         trace=trace,
     )
-    return record_of(
-        bench,
+    stages_s = [device.busy_s for device in world.devices]
+    record = record_of(
+        experiment,
         testbed.name,
         setup,
         case,
-        answered,
-        world=SIMULATED,
-        repeat=0,
+        finished,
         network_bytes=world.bytes_sent,
-        energy_j=energy_of(
-            testbed, last_s, [device.busy_s for device in world.devices], busy_of(testbed, drafters, world)
-        ),
+        energy_j=energy_of(testbed, finished.last_s, stages_s, busy_of(testbed, drafters, world)),
         events=world.events,
         digest=world.digest.hex(),
-        stations=stations_of(
-            experiment(testbed, setup, bench.context, list(drafters), depths_of(drafters.values())),
-            len(case.prompt),
-        ),
     )
+    return Run(record=record, trace=trace, experience=world.head.experience(), frames=tuple(frames))
+
+
+# ------------------------------------------------------------------------------------------ many users
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Closed loops: each of the users asks the next prompt the moment the last one is answered. Either so
+    many `users` ask all `cases` once, in their order; or they come and go in `steps`, while drafters are
+    slow, lost, back, and who goes waits for the answer that is under way. All setups are asked the same."""
+
+    cases: tuple[PlainCase, ...]
+    users: int = 0
+    steps: tuple[LoadStep, ...] = ()
+
+
+def shuffle_cases(cases: Sequence[PlainCase], count: int, seed: int) -> list[PlainCase]:
+    """So many cases in an order by chance: all of them once, then all again in another order."""
+    chance = random.Random(seed)
+    order: list[PlainCase] = []
+    while len(order) < count:
+        order += chance.sample(list(cases), len(cases))
+    return order[:count]
+
+
+def scheduled_case(cases: Sequence[PlainCase], users: int, step: int, user: int, turn: int) -> PlainCase:
+    """What a user asks at a turn of a step, however far others get: domains in turns, beginning with another
+    one for the next user; of a domain's prompts, in an order by chance, nobody is given one that another has
+    at this turn, as long as there are so many."""
+    by_domain: dict[str, list[PlainCase]] = {}
+    for case in cases:
+        by_domain.setdefault(case.domain, []).append(case)
+    domains = list(by_domain)
+    at = (user + turn) % len(domains)
+    own = by_domain[domains[at]]
+    order = random.Random(f"{step} {domains[at]}").sample(range(len(own)), len(own))
+    together = -(-users // len(domains))
+    return own[order[(turn * together + user // len(domains)) % len(own)]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    step: int
+    user: int
+    case: PlainCase
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Totals:
+    """What happened in a world until an instant."""
+
+    at_s: float
+    tokens: int
+    stages_s: list[float]
+    boards_s: dict[Place, float]
+    network_bytes: int
+
+
+def run_load(
+    experiment: Experiment,
+    testbed: Testbed,
+    setup: Setup,
+    load: Load,
+    drafters_of: Callable[[PlainCase], Drafters],
+    experience: Experience | None = None,
+) -> list[LoadRecord]:
+    """The load's record, or one for each step of a schedule; `drafters_of` makes the models beside the target
+    for one answer to a case, with `experience` as in `build`."""
+    loop = _Loop(experiment, testbed, setup, load, drafters_of, experience)
+    loop.world.run()
+    return loop.records()
+
+
+class _Loop:
+    """Asks, hears when an answer ends, and has each step happen. Requests are numbered as they are asked."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        testbed: Testbed,
+        setup: Setup,
+        load: Load,
+        drafters_of: Callable[[PlainCase], Drafters],
+        experience: Experience | None,
+    ) -> None:
+        self._experiment, self._testbed, self._setup, self._load = experiment, testbed, setup, load
+        self._drafters_of = drafters_of
+        self._steps = load.steps or (LoadStep(users=load.users, seconds=1.0),)
+        self._at = -1
+        self._asked: list[_Asked] = []
+        self._turns = Counter[tuple[int, int]]()
+        self._waiting: set[int] = set()
+        self._tokens = 0
+        self._totals: list[_Totals] = []
+        self._each: dict[str, list[Drafter]] = {
+            name: [drafter] for name, drafter in drafters_of(load.cases[0]).items()
+        }
+        # One that guesses from texts takes all answers, as at a head, and may remember them.
+        self._drafters = {
+            name: some[0] if isinstance(some[0], TextDrafter) else DrafterForEach(some)
+            for name, some in self._each.items()
+        }
+        context = experiment.context
+        self.world = build(testbed, setup, load.cases, self._drafters, context, experience, self._watch)
+        for some in self._each.values():
+            some.clear()
+        starts_s = itertools.accumulate((step.seconds for step in load.steps), initial=0.0)
+        for number, start_s in enumerate(starts_s):
+            self.world.clock.at(start_s, partial(self._begin, number))
+
+    def _begin(self, number: int) -> None:
+        """A step begins; after the last one of a schedule nobody asks any more."""
+        self._totals.append(self._count())
+        self._at = number
+        if number == len(self._steps):
+            return
+        step = self._steps[number]
+        lost_before = self._steps[number - 1].lost if number else ()
+        for drafter, name in enumerate(self._drafters):
+            board, now_s = self.world.board_of(drafter), self.world.clock.now_s
+            board.slow(drafter, step.slow.get(name, 1.0))
+            if name in step.lost and name not in lost_before:
+                # Its board says no more from now on; the head hears of that when it has been silent so long.
+                board.lose(drafter)
+                self.world.at(now_s + self._experiment.silent_s, DrafterLost(drafter=drafter))
+            elif name in lost_before and name not in step.lost:
+                self.world.at(now_s, DrafterRecovered(drafter=drafter))
+        for user in range(step.users):
+            if user not in self._waiting:
+                self._ask(user)
+
+    def _ask(self, user: int) -> None:
+        if not self._load.steps and len(self._asked) == len(self._load.cases):
+            return
+        case, now_s = self._next_case(user), self.world.clock.now_s
+        for name, drafter in self._drafters_of(case).items():
+            self._each[name].append(drafter)
+        self._waiting.add(user)
+        self._asked.append(_Asked(step=self._at, user=user, case=case, at_s=now_s))
+        self.world.at(now_s, submit_of(case, len(self._asked) - 1))
+
+    def _next_case(self, user: int) -> PlainCase:
+        if not self._load.steps:
+            return self._load.cases[len(self._asked)]
+        turn = self._turns[self._at, user]
+        self._turns[self._at, user] += 1
+        return scheduled_case(self._load.cases, self._steps[self._at].users, self._at, user, turn)
+
+    def _watch(self, handled: Handled) -> None:
+        for command in handled.commands if handled.place == HEAD else ():
+            if isinstance(command, Emit):
+                self._tokens += len(command.tokens)
+            elif isinstance(command, Finished):
+                user = self._asked[command.request].user
+                self._waiting.discard(user)
+                self.world.at(handled.now_s, Forget(request=command.request))
+                if self._at < len(self._steps) and user < self._steps[self._at].users:
+                    self._ask(user)
+
+    def _count(self) -> _Totals:
+        world, now_s = self.world, self.world.clock.now_s
+        return _Totals(
+            at_s=now_s,
+            tokens=self._tokens,
+            stages_s=[device.busy_until(now_s) for device in world.devices],
+            boards_s=busy_of(self._testbed, self._drafters, world),
+            network_bytes=world.bytes_sent,
+        )
+
+    def records(self) -> list[LoadRecord]:
+        answers = [self._answer(request) for request in range(len(self._asked))]
+        if not self._load.steps:
+            self._totals.append(self._count())
+        records = []
+        for number, (step, before, after) in enumerate(
+            zip(self._steps, self._totals, self._totals[1:], strict=False)
+        ):
+            own = [answer for answer, asked in zip(answers, self._asked, strict=True) if asked.step == number]
+            is_step = bool(self._load.steps)
+            seconds = step.seconds if is_step else max(answer.last_s for answer in own)
+            stages_s = [end - begin for begin, end in zip(before.stages_s, after.stages_s, strict=True)]
+            boards_s = {place: end - before.boards_s[place] for place, end in after.boards_s.items()}
+            apart = [number for number, board in enumerate(self._testbed.boards) if board.device is not None]
+            record = LoadRecord(
+                experiment=self._experiment.name,
+                world=self._experiment.world,
+                testbed=self._testbed.name,
+                method=self._setup.name,
+                users=step.users,
+                step=number + 1 if is_step else 0,
+                label=step.label,
+                temperature=self._load.cases[0].sampling.temperature,
+                seed=self._load.cases[0].sampling.seed,
+                drafters=len(self._drafters),
+                seconds=seconds,
+                tokens=after.tokens - before.tokens,
+                answers=own,
+                stage_busy=[busy_s / seconds for busy_s in stages_s],
+                board_busy=[boards_s.get(place, 0.0) / seconds for place in (None, *apart)],
+                network_bytes=after.network_bytes - before.network_bytes,
+                energy_j=energy_of(self._testbed, seconds, stages_s, boards_s),
+                events=self.world.events,
+                digest=self.world.digest.hex(),
+            )
+            records.append(record)
+        return records
+
+    def _answer(self, request: int) -> LoadAnswer:
+        asked = self._asked[request]
+        (answer,) = self.world.answers[request]
+        assert answer.end is not None, "the world came to rest without an end of an answer"
+        times_s = answer.times_s or [answer.ended_s]
+        return LoadAnswer(
+            user=asked.user,
+            prompt_id=asked.case.prompt_id,
+            domain=asked.case.domain,
+            asked_s=asked.at_s,
+            first_s=times_s[0],
+            last_s=times_s[-1],
+            new_tokens=len(answer.tokens),
+            agreement=agreement_of(asked.case, answer.tokens, answer.end.reason),
+        )

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from rich.progress import Progress
 
-from flowspec.bench.prompts import Prompt
+from flowspec.bench.cases import Prompt
 from flowspec.cli.answer import figures, record
 from flowspec.cli.console import PlainConsole
 from flowspec.cli.statistics import expertise_table

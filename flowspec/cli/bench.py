@@ -1,11 +1,9 @@
 """Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
 
-Writes results.jsonl while it runs, then report.html, summary.json, summary.md, speedup.png, timeline.png and
-trace.json, and of virtual time a recording of an answer by each of a few methods; with users loads.jsonl,
-then report.html, summary.json, summary.md and load.png, or steps.png where the load changes in steps; with
-chains of models chains.png, too; of rivals summary.json, summary.md and a plot for each kind of boards.
-Interrupted, it goes on where it was when it is started again. Exit status 1 if an answer differs from plain
-decoding's.
+Writes results.jsonl while it runs, then summary.json, summary.md, report.html, speedup.png (load.png of
+loads, chains.png where chains of models are chosen), timeline.png and trace.json, and of virtual time a
+recording of an answer by each of a few methods. Interrupted, it goes on where it was when it is started
+again. Exit status 1 if an answer differs from plain decoding's.
 """
 
 from __future__ import annotations
@@ -15,70 +13,61 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from flowspec.bench import (
-    chain_report,
-    chains,
-    load_report,
-    load_steps_report,
-    load_steps_runs,
-    load_steps_summary,
-    load_summary,
-    plain,
-    plots,
-    timeline,
-    validation,
-)
-from flowspec.bench.bench import (
-    ANSWERS,
-    LOADS,
-    RESULTS,
-    TUNED_FILE,
-    in_order,
-    open_out,
-    read_cases,
-    run_simulated,
-    total,
-    warm_up_cases,
-)
-from flowspec.bench.config import AR, CLUSTER, EMULATED, OURS, SIMULATED, WORLDS, Bench, Setup
+from flowspec.bench import plots, timeline
+from flowspec.bench.cases import ANSWERS, PlainCase, count_answers, make_samplings, read_cases, warm_up_cases
 from flowspec.bench.console import progress
-from flowspec.bench.drafting import RANDOM
-from flowspec.bench.experiments import FOLDER, find_experiment
-from flowspec.bench.html_report import write_report
-from flowspec.bench.load import LoadRecord
-from flowspec.bench.load_runs import run_loads
-from flowspec.bench.load_runs import total as load_total
-from flowspec.bench.load_steps import StepsRecord
-from flowspec.bench.outcome import WRONG, Record, read_records
-from flowspec.bench.plain import PlainCase
-from flowspec.bench.report import few, markdown, show
-from flowspec.bench.rival_experiment import is_of_rivals
-from flowspec.bench.setting import command_of, setting_of
+from flowspec.bench.drafters import RANDOM
+from flowspec.bench.engine import Engine, all_keys, in_order, run_simulated
+from flowspec.bench.experiment import (
+    ACCEPTANCE_MAX,
+    AR,
+    CLUSTER,
+    EMULATED,
+    FOLDER,
+    OURS,
+    SIMULATED,
+    SYNTHETIC,
+    USERS_MAX,
+    WORLDS,
+    Experiment,
+    check_names,
+    find_experiment,
+    pick_setups,
+    read_experiment,
+)
+from flowspec.bench.records import (
+    RESULTS,
+    WRONG,
+    AnyRecord,
+    LoadRecord,
+    Record,
+    Trace,
+    open_folder,
+    read_records,
+)
+from flowspec.bench.report import command_of, markdown, setting_of, show, write_report
 from flowspec.bench.simulated import stages_of
-from flowspec.bench.summary import PAPER, REFERENCES, first_of, summarise
-from flowspec.bench.trace import Trace
-from flowspec.bench.tune import todo_of, tune
-from flowspec.bench.tune import total as tuning_total
-from flowspec.bench.virtual_runs import VirtualRuns
-from flowspec.cli.bench_request import DEFAULT, JOBS_MAX, kinder, pick_experiment
-from flowspec.cli.bench_rivals import run_rival_bench
+from flowspec.bench.statistics import PAPER, REFERENCES, first_of, summarise
 from flowspec.cli.options import drafter_names, number_list, positive, positives, reals
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
-from flowspec.draft.kinds import WORDS
+from flowspec.core.protocol.limits import DRAFTERS_MAX
+from flowspec.draft.kinds import NONE, WORDS, check_drafter
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.files import ModelFiles
+from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.plan.tables import shipped_files
 from flowspec.watch.detokenizer import Decode, as_numbers
 from flowspec.watch.recording import About, record_document, write_recording
 
+DEFAULT = "paper-bundled"
+JOBS_MAX = 64
 DRAWN = ((AR,), REFERENCES, PAPER, (OURS,))
 """What is worth a panel of the timeline: of each the first that the experiment has."""
 PANELS_MAX = 4
@@ -104,11 +93,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where results go and are continued (default: results/NAME-WORLD)",
     )
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
-    parser.add_argument(
-        "--tune",
-        action="store_true",
-        help="first find each method's best parameters, on other prompts; writes tuned.toml",
-    )
     parser.add_argument(
         "--jobs",
         type=positive,
@@ -147,11 +131,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="jsonl in Spec-Bench form, `shipped` or `shipped-unseen`; may be repeated",
     )
     group.add_argument(
-        "--profile",
-        metavar="NAME-OR-FILE",
-        help=Rare("how often a synthetic drafter is right: a shipped profile's name, or a .toml file"),
-    )
-    group.add_argument(
         "--acceptance",
         type=float,
         metavar="SHARE",
@@ -176,11 +155,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=Rare("answers of each load, of all its users (default: each prompt once)"),
     )
     group.add_argument("--max-new-tokens", type=positive, metavar="N", help="longest answer")
-    group.add_argument(
-        "--nothing-learnt",
-        action="store_true",
-        help=Rare("in virtual time, by heads that have answered nothing before (default: two answers)"),
-    )
     where = group.add_mutually_exclusive_group()
     where.add_argument(
         "--cluster", type=Path, metavar="FILE.toml", help="the devices of this cluster file (world cluster)"
@@ -188,29 +162,195 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--local", type=positive, metavar="N", help="N local processes (world cluster)")
 
 
+# ------------------------------------------------------------------------------------------ what is asked for
+
+
+def pick_experiment(args: argparse.Namespace) -> Experiment:
+    """What its file says, with what the flags say instead. What cannot be run is refused before anything is
+    started or written: raises `InputError`."""
+    experiment = read_experiment(find_experiment(args.experiment))
+    changes: dict[str, Any] = {
+        "world": args.world,
+        "model": args.model,
+        "drafters": None if args.drafter is None else tuple(dict.fromkeys(args.drafter)),
+        "prompts": tuple(args.prompts) if args.prompts else None,
+        "acceptance": args.acceptance,
+        "limit": args.limit,
+        "temperatures": args.temperatures and tuple(dict.fromkeys(args.temperatures)),
+        "seeds": None if args.seeds is None else tuple(dict.fromkeys(args.seeds)),
+        "repeat": args.repeat,
+        "new_tokens": args.max_new_tokens,
+        "cluster": args.cluster,
+        "local": args.local,
+        "users": None if args.users is None else tuple(sorted(set(args.users))),
+        "answers": args.answers,
+    }
+    if args.model not in (None, SYNTHETIC) and experiment.is_synthetic and args.drafter is None:
+        changes["drafters"] = (BUNDLED,)
+    experiment = replace(experiment, **{name: value for name, value in changes.items() if value is not None})
+    if args.local is not None:
+        experiment = replace(experiment, cluster=None)
+    if args.methods is not None:
+        experiment = replace(experiment, setups=pick_setups(experiment.setups, args.methods.split(",")))
+    if args.testbeds is not None:
+        names = args.testbeds.split(",")
+        check_names("--testbeds", names, [testbed.name for testbed in experiment.testbeds])
+        some = tuple(testbed for testbed in experiment.testbeds if testbed.name in names)
+        experiment = replace(experiment, testbeds=some)
+    if experiment.world == CLUSTER and (args.cluster or args.local or len(experiment.testbeds) > 1):
+        experiment = replace(experiment, testbeds=())  # its boards are not the ones that are there
+    for is_wrong, text in _refusals(experiment, args):
+        if is_wrong:
+            raise InputError(text)
+    make_samplings(experiment.temperatures, experiment.seeds)
+    for name in () if experiment.is_synthetic else experiment.drafters:
+        if name != RANDOM:
+            check_drafter(name)
+    return experiment
+
+
+def _refusals(experiment: Experiment, args: argparse.Namespace) -> Iterator[tuple[bool, str]]:
+    """Whether something is wrong, and what; flags are told of as they are called."""
+    world, drafters = experiment.world, experiment.drafters
+    is_synthetic, is_simulated, is_cluster = experiment.is_synthetic, world == SIMULATED, world == CLUSTER
+    got, names = f"got {world}", ", ".join(drafters)
+    share = args.acceptance
+    yield (
+        share is not None and not is_synthetic,
+        "--acceptance is for a synthetic drafter; expected an experiment with model synthetic, got "
+        f"{experiment.model!r:.80}",
+    )
+    yield (
+        share is not None and not 0 < share <= ACCEPTANCE_MAX,
+        f"--acceptance: expected a share above 0, up to {ACCEPTANCE_MAX:g}, got {share or 0:g}",
+    )
+    seed = min(experiment.seeds)
+    yield seed < 0, f"--seeds: expected whole numbers from 0, got {seed}"
+    yield (
+        is_simulated and experiment.repeat > 1,
+        f"--repeat: virtual time gives the same figures every time; expected 1, got {experiment.repeat}",
+    )
+    yield (
+        is_synthetic and experiment.acceptance is None,
+        "--model: synthetic is for experiments that say its `acceptance`",
+    )
+    for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
+        yield (
+            is_synthetic and value is not None,
+            f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance",
+        )
+    yield NONE in drafters and len(drafters) > 1, f"--drafter: expected {NONE} alone, got {names}"
+    yield (
+        len(drafters) > DRAFTERS_MAX,
+        f"--drafter: expected at most {DRAFTERS_MAX}, got {len(drafters)}",
+    )
+    for setup in experiment.setups:
+        missing = [name for name in setup.drafters or () if name not in drafters]
+        needed = repr(missing[0]) if missing else ""
+        yield (
+            bool(missing),
+            f"--drafter: method {setup.name!r} of the experiment needs {needed}, got {names}",
+        )
+    yield (
+        not is_cluster and bool(args.cluster or args.local),
+        f"--cluster and --local are for --world cluster; the experiment's world is {world}",
+    )
+    yield (
+        not is_cluster and not experiment.testbeds,
+        f"--world {world}: expected an experiment with a testbed, got {experiment.name!r} without one",
+    )
+    runs = [setup.runs_on(testbed.name) for testbed in experiment.testbeds for setup in experiment.setups]
+    yield (
+        bool(experiment.testbeds) and not any(runs),
+        "--methods and --testbeds: expected a method that is run on one of the testbeds, got none",
+    )
+    flag = "--users" if experiment.users else "--answers"
+    yield (
+        bool(experiment.steps and (experiment.users or experiment.answers)),
+        f"{flag}: expected none with experiment {experiment.name!r}, whose tables [[step]] say how many "
+        "users there are",
+    )
+    flag, what = ("--world", " with tables [[step]]") if experiment.steps else ("--users", "")
+    expected = "simulated" if experiment.steps else "--world simulated"
+    yield (
+        experiment.is_load and not is_simulated,
+        f"{flag}: loads are run in virtual time; expected {expected}{what}, {got}",
+    )
+    yield (
+        bool(experiment.answers and not experiment.users),
+        "--answers is for loads: expected --users, too",
+    )
+    most = max(experiment.users, default=0)
+    yield most > USERS_MAX, f"--users: expected at most {USERS_MAX} at once, got {most}"
+    yield args.jobs > JOBS_MAX, f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}"
+
+
+def published_hint(args: argparse.Namespace, experiment: Experiment) -> str | None:
+    """A line for whom asks for a published method and gets it as kindly as ours does it; None where it runs
+    as published, too."""
+    known, where = _published(args.experiment), ""
+    if not known:
+        known, where = _published(DEFAULT), f" --experiment {DEFAULT}"
+    if experiment.world != SIMULATED:
+        where += f" --world {SIMULATED}"
+    both = {setup.method for setup in experiment.setups if setup.published}
+    ours = dict.fromkeys(
+        setup.method for setup in experiment.setups if setup.method in known and setup.method not in both
+    )
+    if not ours:
+        return None
+    names = shlex.quote(",".join(known[method] for method in ours))
+    return (
+        f"{', '.join(ours)}: as ours does it, kinder than the paper's code (docs/paper.md); "
+        f"as published:{where} --methods {names}"
+    )
+
+
+def _published(experiment: str) -> dict[str, str]:
+    """What an experiment calls its setups that run as their papers' code does it, by method."""
+    setups = read_experiment(find_experiment(experiment)).setups
+    return {setup.method: setup.name for setup in setups if setup.published}
+
+
+# ------------------------------------------------------------------------------------------ running it
+
+
 def run(args: argparse.Namespace) -> int:
-    if is_of_rivals(path := find_experiment(args.experiment)):
-        return run_rival_bench(args, path)
-    bench = pick_experiment(args)
+    experiment = pick_experiment(args)
     if not args.no_plots and not plots.can_draw():
         raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
-    if not args.json and (hint := kinder(args, bench)):
+    if not args.json and (hint := published_hint(args, experiment)):
         note(hint)
-    out = args.out or Path("results") / f"{bench.name}-{bench.world}"
-    if args.tune:
-        bench = _tuned(bench, out, args)
-    done = open_out(bench, out, command_of(args.words))
-    with _interruptible(lambda: f"{plain.kept(out / ANSWERS)} plain answers in {out}", args):
-        cases = read_cases(bench, out / ANSWERS)
-    if bench.users or bench.steps:
-        kind: Any = LoadRecord if bench.users else StepsRecord
-        run, count = (_loads, load_total) if bench.users else (_step_loads, load_steps_runs.total)
-        of = count(bench, cases)
-        with _interruptible(lambda: f"{len(read_records(out / LOADS, kind))} of {of} loads in {out}", args):
-            return run(bench, cases, out, args)
-    of = total(bench, cases)
-    with _interruptible(lambda: f"{len(read_records(out / RESULTS, Record))} of {of} answers in {out}", args):
-        return _answers(bench, cases, done, out, args)
+    out = args.out or Path("results") / f"{experiment.name}-{experiment.world}"
+    open_folder(experiment, out, command_of(args.words))
+    kind: type[Any] = LoadRecord if experiment.is_load else Record
+    done = read_records(out / RESULTS, kind)
+    with _interruptible(lambda: f"{count_answers(out / ANSWERS)} plain answers in {out}", args):
+        cases = read_cases(experiment, out / ANSWERS)
+    total = len(all_keys(experiment, cases))
+    what = "loads" if experiment.is_load else "answers"
+    with _interruptible(lambda: f"{len(read_records(out / RESULTS, kind))} of {total} {what} in {out}", args):
+        with progress(STARTING[experiment.world], total, len(done), quiet=args.json) as step:
+            records: Sequence[Any]
+            traces: dict[str, Trace] = {}
+            if experiment.world == SIMULATED:
+                records = run_simulated(experiment, cases, done, out, args.jobs, step)
+            else:
+                from flowspec.bench.live import run_live  # sockets and processes
+
+                records, traces = run_live(experiment, cases, done, out, step)
+        records = in_order(experiment, cases, records)
+        summary = summarise(experiment, records)
+        summary["setting"] = setting_of(experiment, cases, args.words)
+        if not args.json and not args.no_plots:
+            note("drawing what was found ...")
+        _write(experiment, cases, records, summary, traces, out, with_plots=not args.no_plots)
+    if args.json:
+        print(json.dumps(summary))
+    else:
+        show(summary)
+        note(f"report: {out}/report.html (all it is made of is beside it)")
+    return _exit_status(summary, records)
 
 
 @contextlib.contextmanager
@@ -225,116 +365,24 @@ def _interruptible(kept: Callable[[], str], args: argparse.Namespace) -> Iterato
         raise ClusterError(f"kept {kept()}; go on with: {command_of(args.words)}") from None
 
 
-def _answers(
-    bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, args: argparse.Namespace
-) -> int:
-    records, traces = _run(bench, cases, done, out, args)
-    records = in_order(bench, cases, records)
-    summary: dict[str, Any] = summarise(bench.name, bench.world, records)
-    summary["setting"] = setting_of(bench, cases, args.words)
-    if bench.published:
-        summary["validation"] = validation.validate(bench, records)
-    if tables := chains.compare(bench, records):
-        summary["chains"] = tables
-        if not args.no_plots:
-            chain_report.draw(bench, records, out / "chains.png")
-    if not args.json and not args.no_plots:
-        note("drawing what was found ...")
-    _write(bench, cases, summary, traces, out, with_plots=not args.no_plots)
-    if args.json:
-        print(json.dumps(summary))
-    else:
-        show(summary)
-        chain_report.show(summary.get("chains", ()), bench.world)
-        validation.show_validation(summary.get("validation", ()), bench.world, few(summary))
-        note(f"report: {out}/report.html (all it is made of is beside it)")
-    return _verdict(records)
-
-
-def _loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
-    done = read_records(out / LOADS, LoadRecord)
-    with progress(STARTING[bench.world], load_total(bench, cases), len(done), quiet=args.json) as step:
-        records = run_loads(bench, cases, done, out, args.jobs, step)
-    summary = load_summary.summarise(bench.name, bench.world, records)
-    summary["setting"] = setting_of(bench, cases, args.words)
-    draw = partial(load_report.draw, summary, out / "load.png")
-    return _tell_loads(summary, out, args, load_report.markdown, load_report.show, draw)
-
-
-def _step_loads(bench: Bench, cases: Sequence[PlainCase], out: Path, args: argparse.Namespace) -> int:
-    done = read_records(out / LOADS, StepsRecord)
-    of = load_steps_runs.total(bench, cases)
-    with progress(STARTING[bench.world], of, len(done), quiet=args.json) as step:
-        records = load_steps_runs.run_step_loads(bench, cases, done, out, args.jobs, step)
-    summary = load_steps_summary.summarise(bench, records)
-    summary["setting"] = setting_of(bench, cases, args.words)
-    draw = partial(load_steps_report.draw, summary, out / "steps.png")
-    return _tell_loads(summary, out, args, load_steps_report.markdown, load_steps_report.show, draw)
-
-
-def _tell_loads(
-    summary: dict[str, Any],
-    out: Path,
-    args: argparse.Namespace,
-    markdown: Callable[[Mapping[str, Any]], str],
-    show: Callable[[Mapping[str, Any]], None],
-    draw: Callable[[], None],
-) -> int:
-    """Writes what came of loads and tells it; the exit status."""
-    (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    (out / "summary.md").write_text(markdown(summary), "utf-8")
-    if not args.no_plots:
-        draw()
-    write_report(summary, out)
-    if args.json:
-        print(json.dumps(summary))
-    else:
-        show(summary)
-        note(f"report: {out}/report.html (all it is made of is beside it)")
-    return 1 if summary["wrong"] else 0
-
-
-def _verdict(records: Sequence[Record]) -> int:
-    wrong = [record for record in records if record.agreement == WRONG]
+def _exit_status(summary: dict[str, Any], records: Sequence[AnyRecord]) -> int:
+    wrong = [each for each in records if isinstance(each, Record) and each.agreement == WRONG]
     for record in wrong[:5]:
         where = (
             f"{record.testbed or record.world}, prompt {record.prompt_id}, temperature "
             f"{record.temperature:g}, seed {record.seed}"
         )
         note(f"WRONG: {record.method} on {where}: not what plain decoding says")
-    return 1 if wrong else 0
+    return 1 if wrong or summary.get("wrong") else 0
 
 
-def _tuned(bench: Bench, out: Path, args: argparse.Namespace) -> Bench:
-    """The experiment with the best parameters of each method on each testbed added."""
-    open_out(bench, out, command_of(args.words), to_be_tuned=True)
-    path = out / TUNED_FILE
-    todo = todo_of(bench, path)
-    with (
-        _interruptible(
-            lambda: f"{len(todo) - len(todo_of(bench, path))} of {len(todo)} tunings in {out}", args
-        ),
-        progress("tuning", tuning_total(todo), quiet=args.json) as step,
-    ):
-        found = tune(bench, path, args.jobs, step)
-    names = {setup.name for setup in found}
-    return replace(bench, setups=(*(setup for setup in bench.setups if setup.name not in names), *found))
-
-
-def _run(
-    bench: Bench, cases: Sequence[PlainCase], done: Sequence[Record], out: Path, args: argparse.Namespace
-) -> tuple[list[Record], dict[str, Trace]]:
-    with progress(STARTING[bench.world], total(bench, cases), len(done), quiet=args.json) as step:
-        if bench.world == SIMULATED:
-            return run_simulated(bench, cases, done, out, args.jobs, step), {}
-        from flowspec.bench.live import run_live  # sockets and processes, which virtual time does without
-
-        return run_live(bench, cases, done, out, step, lambda text, share: step(text, 0))
+# ------------------------------------------------------------------------------------------ what is written
 
 
 def _write(
-    bench: Bench,
+    experiment: Experiment,
     cases: Sequence[PlainCase],
+    records: Sequence[Any],
     summary: dict[str, Any],
     traces: dict[str, Trace],
     out: Path,
@@ -342,47 +390,42 @@ def _write(
     with_plots: bool,
 ) -> None:
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", "utf-8")
-    (out / "summary.md").write_text(
-        markdown(summary)
-        + validation.markdown(summary.get("validation", ()), bench.world, few(summary))
-        + chain_report.markdown(summary.get("chains", ()), bench.world),
-        "utf-8",
-    )
-    if with_plots:
-        plots.speedup(summary, out / "speedup.png")
-    if bench.world == SIMULATED:
-        traces = _recorded(bench, cases, out)
+    (out / "summary.md").write_text(markdown(summary), "utf-8")
+    if with_plots and experiment.is_load:
+        plots.draw_loads(summary, out / "load.png")
+    elif with_plots:
+        plots.draw_speedup(summary, out / "speedup.png")
+        plots.draw_chains(experiment, records, out / "chains.png")
+    if experiment.world == SIMULATED and not experiment.is_load:
+        traces = _record_answers(experiment, cases, out)
     if traces:
         if with_plots:
             stages = max(len(trip.hops) for trace in traces.values() for trip in trace.trips)
-            picture = out / "timeline.png"
-            timeline.draw(traces, picture, name=bench.name, world=bench.world, stages=stages)
+            picture, world = out / "timeline.png", experiment.world
+            timeline.draw_timeline(traces, picture, name=experiment.name, world=world, stages=stages)
         (out / "trace.json").write_text(json.dumps(timeline.chrome(traces)), "utf-8")
     write_report(summary, out)
 
 
-def _recorded(bench: Bench, cases: Sequence[PlainCase], out: Path) -> dict[str, Trace]:
+def _record_answers(experiment: Experiment, cases: Sequence[PlainCase], out: Path) -> dict[str, Trace]:
     """One answer of the first testbed with each of a few methods: the longest at the first temperature.
     Writes a recording of each, too."""
-    testbed = bench.testbeds[0]
-    here = [setup for setup in bench.setups if setup.runs_on(testbed.name)]
+    testbed = experiment.testbeds[0]
+    here = [setup for setup in experiment.setups if setup.runs_on(testbed.name)]
     by_name = {setup.name: setup for setup in here}
     chosen = [by_name[name] for names in DRAWN if (name := first_of(names, by_name))]
-    drawn: list[Setup] = (chosen if len(chosen) > 1 else here)[-PANELS_MAX:]
     case = max(
-        (case for case in cases if case.sampling.temperature == bench.temperatures[0]),
+        (case for case in cases if case.sampling.temperature == experiment.temperatures[0]),
         key=lambda case: len(case.answer),
     )
-    runs = VirtualRuns(bench, warm_up_cases(bench, cases))
-    decode = _decode(bench)
-    traces = {}
-    for setup in drawn:
-        run = runs.recorded(testbed, setup, case, decode)
+    engine, decode, traces = Engine(experiment, warm_up_cases(cases)), _decode(experiment), {}
+    for setup in (chosen if len(chosen) > 1 else here)[-PANELS_MAX:]:
+        run = engine.run(testbed, setup, case, decode)
         about = About(
             world=SIMULATED,
-            model=bench.model,
+            model=experiment.model,
             method=setup.name,
-            drafters=bench.drafters_of(setup),
+            drafters=experiment.drafters_of(setup),
             stages=stages_of(testbed),
         )
         slug = re.sub("[^a-z0-9]+", "-", setup.name.lower()).strip("-")
@@ -391,9 +434,9 @@ def _recorded(bench: Bench, cases: Sequence[PlainCase], out: Path) -> dict[str, 
     return traces
 
 
-def _decode(bench: Bench) -> Decode:
+def _decode(experiment: Experiment) -> Decode:
     """What tokens of the experiment's model read as."""
-    if bench.is_synthetic or not (files := ModelFiles(bench.model)).has_tokenizer:
+    if experiment.is_synthetic or not (files := ModelFiles(experiment.model)).has_tokenizer:
         return as_numbers
     from flowspec.model.text import Tokenizer  # which takes seconds to import
 

@@ -13,7 +13,7 @@ import os
 import sys
 from pathlib import Path
 
-from flowspec.bench.prompts import read_prompts
+from flowspec.bench.cases import read_prompts
 from flowspec.cli import batch, resume, statistics
 from flowspec.cli.answer import ask, drafter_lines, figures, forecast_told, from_head, record, text_of
 from flowspec.cli.opening import open_llm

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flowspec.bench.console import show_table
-from flowspec.bench.prompts import of_each_domain, read_prompts
+from flowspec.bench.cases import of_each_domain, read_prompts
 from flowspec.cli.console import loading_bar
 from flowspec.cli.options import (
     FILTERS,
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     largest = max(decodings, key=lambda each: len(each.drafters_for(args.model, placed)))
     from flowspec.bench.bound_cases import BoundCases
     from flowspec.bench.exactness import answer, judge
-    from flowspec.bench.outcome import WRONG
+    from flowspec.bench.records import WRONG
     from flowspec.model.step_by_step import StepByStep, device_with
 
     console = Console(stderr=True)

@@ -41,7 +41,7 @@ FIGURES = (
         "tau_s",
         "trip_s",
     ),
-    *("oracle_s", "chains", "arithmetic"),
+    *("chains", "arithmetic"),
 )
 """Of an answer's record; its digest of all events is left out, which are the program's own affair."""
 DIGITS = 9

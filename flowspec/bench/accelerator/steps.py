@@ -133,9 +133,9 @@ def slice_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
 def verify_step(device: str, folder: Path, dtype: str) -> dict[str, Any]:
     """The bundled pair on a real daemon with that device, token by token beside step-by-step decoding on
     it."""
+    from flowspec.bench.cases import read_prompts
     from flowspec.bench.exactness import judge
-    from flowspec.bench.outcome import EXACT, WRONG
-    from flowspec.bench.prompts import read_prompts
+    from flowspec.bench.records import EXACT, WRONG
     from flowspec.model.accelerator import find
     from flowspec.model.files import BUNDLED, bundled_folder
     from flowspec.model.step_by_step import StepByStep

@@ -1,0 +1,569 @@
+"""Experiments: prompts, testbeds, setups and a load, from `configs/experiments/*.toml`.
+
+The same experiment runs in every world. A *testbed* is devices, links and the shape that the model's tokens
+are timed as; a *setup* is a method with its parameters under the name it is shown by. Every mistake in a file
+is one line with file, table, key and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, defstruct
+
+from flowspec.core.methods import CHAIN, DEFAULT, METHODS, WITHOUT_GUESSES, find_method
+from flowspec.core.protocol import limits
+from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
+from flowspec.core.protocol.precision import PRECISION_BYTES
+from flowspec.draft.kinds import NONE
+from flowspec.errors import InputError, meant
+from flowspec.model.files import BUNDLED
+from flowspec.plan.profile import DeviceProfile, find_profile
+from flowspec.plan.shape import ModelShape, find_shape
+from flowspec.plan.split import weighted_split
+from flowspec.plan.tables import (
+    Count,
+    NotNegative,
+    Positive,
+    Table,
+    Text,
+    Texts,
+    among,
+    at,
+    find_file,
+    read_toml,
+    some_tables,
+)
+from flowspec.plan.timing import LinkSpec
+from flowspec.runtime.timeouts import SILENT_S
+from flowspec.validation import NOTHING, PRINTABLE, Misfit, Told, expect, fit
+
+FOLDER = "configs/experiments"
+SIMULATED, EMULATED, CLUSTER = "simulated", "emulated", "cluster"
+WORLDS = {
+    SIMULATED: "virtual time, computed from device profiles and not measured on such devices",
+    EMULATED: (
+        "real processes on one machine that take as long as such devices would; not measured on such devices"
+    ),
+    CLUSTER: "real processes in real time",
+}
+"""What a number of each world is; it stands wherever one is shown."""
+SYNTHETIC = "synthetic"
+FIXED, AUTO = "fixed", "auto"
+OURS = DEFAULT
+AR = WITHOUT_GUESSES
+SHIPPED_PROMPTS, UNSEEN_PROMPTS, TUNING_PROMPTS = "shipped", "shipped-unseen", "shipped-tuning"
+PROMPT_FILES = {
+    SHIPPED_PROMPTS: "bench.jsonl",
+    TUNING_PROMPTS: "bench-tuning.jsonl",
+    UNSEEN_PROMPTS: "bench-unseen.jsonl",
+}
+USERS_MAX = limits.CONVERSATIONS_MAX // 2
+"""Of a load: beside the answers under way the head remembers those that it is about to forget."""
+WIDTH_MAX = 16
+"""Children that a drafter in virtual time keeps for a prefix, which bounds a method's `width`."""
+ACCEPTANCE_MAX = 0.99
+STEP_S_MAX = 3600.0
+SLOWER_MAX = 1000.0
+HEAD_MS = 0.5
+"""What the head spends on an event, as measured on a laptop."""
+
+Acceptance = Annotated[float, Meta(gt=0, le=ACCEPTANCE_MAX)]
+Users = Annotated[int, Meta(ge=1, le=USERS_MAX)]
+T = TypeVar("T")
+
+
+# ------------------------------------------------------------------------------------------ what is run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """A method as it is run. `coupled`: its drafters rank with the target's noise.
+
+    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the
+    method can use. With a `chain` they are its levels, in this order: those of a `FIXED` one, or, with
+    `AUTO`, those that the method chooses among. `testbeds`: where it is run; everywhere, if none is named.
+
+    `published`: as the papers' code does it, not as kindly as ours: hidden states of all rows travel back,
+    the head verifies, and stages wait for its verdict every turn (`bench.simulated` says what that costs).
+    """
+
+    name: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    coupled: bool = True
+    published: bool = False
+    drafters: tuple[str, ...] | None = None
+    chain: str = ""
+    testbeds: tuple[str, ...] = ()
+
+    def runs_on(self, testbed: str) -> bool:
+        return not self.testbeds or testbed in self.testbeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterPlacement:
+    """Where some models beside the target run, by name, and what their passes are timed as; `device` and
+    `link` are None for the head's board."""
+
+    models: tuple[str, ...]
+    shape: ModelShape
+    precision: str
+    device: DeviceProfile | None = None
+    link: LinkSpec | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Testbed:
+    """Devices in pipeline order, the head's device, links, and what the model's tokens are timed as.
+
+    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`;
+    without one drafting takes no time. `slowdown` multiplies the time of every stage's device,
+    `head_slowdown` that of the drafters' devices: free parameters, 1 where nothing is known better. Links are
+    all alike unless `hops` has one for each: head to first stage, between stages, last stage to head.
+    """
+
+    name: str
+    devices: tuple[DeviceProfile, ...]
+    head: DeviceProfile
+    link: LinkSpec
+    shape: ModelShape
+    drafter_shape: ModelShape | None
+    precision: str
+    slowdown: float = 1.0
+    head_slowdown: float = 1.0
+    head_s: float = HEAD_MS / 1000
+    split: tuple[int, ...] = ()
+    hops: tuple[LinkSpec, ...] = ()
+    boards: tuple[DrafterPlacement, ...] = ()
+
+    __test__ = False  # for pytest, which would take it for tests
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers of each stage: those of `split`, or in proportion to how fast its memory is."""
+        return list(self.split) or weighted_split(
+            self.shape.layers, [device.bytes_per_s() for device in self.devices]
+        )
+
+
+class LoadStep(Table, frozen=True, kw_only=True):
+    """A span of a schedule: so many `users` for so many `seconds`, in which the passes of the `slow` drafters
+    take so many times as long, and the `lost` ones are not there."""
+
+    users: Users
+    seconds: Annotated[float, Meta(gt=0, le=STEP_S_MAX)]
+    slow: Mapping[str, Annotated[float, Meta(gt=0, le=SLOWER_MAX)]] = msgspec.field(default_factory=dict)
+    lost: Texts = ()
+
+    @property
+    def label(self) -> str:
+        """`4 users, of-code 8 times as slow`."""
+        slow = [f"{name} {factor:g} times as slow" for name, factor in self.slow.items() if factor != 1]
+        count = f"{self.users} user{'s' * (self.users != 1)}"
+        return ", ".join([count, *slow, *(f"{name} lost" for name in self.lost)])
+
+
+class Settings(Table, frozen=True, kw_only=True):
+    """What an experiment has as its file says it. `limit` is prompts per file (None: all), `repeat` how often
+    each is run (real worlds only), `acceptance` how often a synthetic drafter's best guess is right.
+
+    The load is one user, answer by answer; or with `users` one load of each number of users, who have so many
+    `answers` together (None: every prompt once); or with tables [[step]] a schedule of users, in which a
+    drafter that is lost has been silent for `silent_s` when the head hears of it.
+    """
+
+    world: Annotated[str, among(WORLDS)] = SIMULATED
+    model: Text = BUNDLED
+    acceptance: Acceptance | None = None
+    limit: Count | None = None
+    temperatures: Annotated[tuple[NotNegative, ...], Meta(min_length=1)] = (0.0,)
+    seeds: Annotated[tuple[Annotated[int, Meta(ge=0, le=10**9)], ...], Meta(min_length=1)] = (1,)
+    repeat: Count = 1
+    new_tokens: Count = 96
+    context: Count = 1024
+    local: Count = 4
+    users: Annotated[tuple[Users, ...], Meta(min_length=1)] = ()
+    answers: Count | None = None
+    steps: Annotated[tuple[LoadStep, ...], some_tables("step")] = msgspec.field(name="step", default=())
+    silent_s: Annotated[float, Meta(ge=0, le=STEP_S_MAX)] = SILENT_S
+
+    @property
+    def is_synthetic(self) -> bool:
+        return self.model == SYNTHETIC
+
+    @property
+    def is_load(self) -> bool:
+        return bool(self.users or self.steps)
+
+
+class Experiment(Settings, frozen=True, kw_only=True):
+    """An experiment. The cluster world is that of the file `cluster`, or without one `local` daemons of this
+    machine."""
+
+    name: str
+    testbeds: tuple[Testbed, ...]
+    setups: tuple[Setup, ...]
+    drafters: tuple[str, ...] = (BUNDLED,)
+    prompts: tuple[str, ...] = (SHIPPED_PROMPTS,)
+    cluster: Path | None = None
+
+    def drafters_of(self, setup: Setup) -> tuple[str, ...]:
+        """The models beside the target that a setup is run with; none for plain decoding."""
+        return self.drafters[: drafters_max(setup.method)] if setup.drafters is None else setup.drafters
+
+
+def drafters_max(method: str) -> int:
+    """How many models beside the target a method can use."""
+    found = find_method(method)
+    return found.drafters_max if found.drafts else 0
+
+
+# ------------------------------------------------------------------------------------------ the file
+
+
+class LinkTable(Table, frozen=True, kw_only=True):
+    """A table that says what a link is."""
+
+    bandwidth_mbps: Positive
+    latency_ms: NotNegative = 0.0
+    jitter_ms: NotNegative = 0.0
+
+    @property
+    def link(self) -> LinkSpec:
+        return LinkSpec(
+            bandwidth_mbps=self.bandwidth_mbps,
+            delay_s=self.latency_ms / 1000,
+            jitter_s=self.jitter_ms / 1000,
+        )
+
+
+class BoardTable(LinkTable, frozen=True, kw_only=True):
+    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without
+    `device` the head's."""
+
+    models: Texts
+    device: Text | None = None
+    shape: Text | None = None
+    precision: Annotated[str, among(PRECISION_BYTES)] | None = None
+    bandwidth_mbps: Positive = 0.0
+    """As the testbed's links."""
+
+    def __post_init__(self) -> None:
+        has_link = self.bandwidth_mbps or self.latency_ms or self.jitter_ms
+        expect(bool(self.device or not has_link), "device", NOTHING, "a board for the link that is described")
+        expect(bool(self.bandwidth_mbps or not has_link), "bandwidth_mbps", NOTHING, "a number above 0")
+
+
+class TestbedTable(LinkTable, frozen=True, kw_only=True):
+    name: Text
+    devices: Texts
+    head: Text | None = None
+    shape: Text
+    drafter_shape: Text | None = None
+    drafters: Annotated[tuple[BoardTable, ...], some_tables("testbed.drafters")] = ()
+    precision: Annotated[str, among(PRECISION_BYTES)] = "float16"
+    slowdown: Positive = 1.0
+    head_slowdown: Positive | None = None
+    head_ms: NotNegative = HEAD_MS
+
+
+NO_COMMAS = rf"\A(?:(?!,){PRINTABLE})+\Z"
+"""Of names after --methods, which are parted by them."""
+
+
+class MethodTable(Table, frozen=True, kw_only=True):
+    """A table [[method]]; the method's parameters come on top."""
+
+    name: Annotated[str, Meta(pattern=NO_COMMAS, description="a printable text without commas")]
+    method: Annotated[str, among(METHODS)] | None = None
+    coupled: bool = True
+    published: bool = False
+    testbeds: Texts = ()
+    drafters: Texts | None = None
+    chain: str | list[Text] | None = None
+
+    def __post_init__(self) -> None:
+        if self.chain is not None and self.chain != AUTO:
+            expect(not isinstance(self.chain, str), CHAIN, self.chain, f"{AUTO}, or a list of drafters")
+            expect(self.drafters is None, "drafters", self.drafters, f"none beside a {CHAIN} that names them")
+
+
+class ExperimentFile(Settings, frozen=True, kw_only=True):
+    name: Text | None = None
+    testbed: Annotated[tuple[TestbedTable, ...], some_tables("testbed")] = ()
+    drafter: Text | None = None
+    drafters: Texts | None = None
+    method: Annotated[tuple[dict[str, Any], ...], some_tables("method")] = ()
+    methods: Annotated[tuple[Annotated[str, among(METHODS)], ...], Meta(min_length=1)] = ()
+    tuned: Text | None = None
+    prompts: Texts | None = None
+    cluster: Text | None = None
+
+    @property
+    def all_drafters(self) -> tuple[str, ...]:
+        """The names of the models beside the target."""
+        return (SYNTHETIC,) if self.is_synthetic else self.drafters or (self.drafter or BUNDLED,)
+
+    @property
+    def needless(self) -> dict[str, str]:
+        """Keys that must not be there, and why; a synthetic model draws its prompts, its answers and its
+        guesses by chance."""
+        useless = f"for model {self.model!r}, which has no use for it"
+        if self.is_synthetic:
+            keys = dict.fromkeys(("drafter", "drafters", "prompts"), useless)
+        else:
+            keys = {"acceptance": useless} | ({"drafter": "beside `drafters`"} if self.drafters else {})
+        if self.world != SIMULATED:
+            keys |= dict.fromkeys(("users", "steps"), f"in world {self.world}: loads are run in virtual time")
+        if self.steps:
+            reason = "beside tables [[step]], which say how many users there are"
+            keys |= {"users": reason, "answers": reason}
+        return keys
+
+    def __post_init__(self) -> None:
+        for key, reason in self.needless.items():
+            value, name = getattr(self, key), key.replace("steps", "step")
+            expect(value in (None, ()), name, value, f"nothing {reason}")
+        self._check_guesses()
+        expected = "at least one table, in testbed = [...] or as [[testbed]]"
+        expect(self.world == CLUSTER or self.testbed != (), "testbed", NOTHING, expected)
+        has_methods = bool(self.method or self.methods or self.tuned)
+        expect(has_methods, "methods", NOTHING, "a list of methods, or tables [[method]]")
+        names = self.drafters or ()
+        is_set = len(set(names)) == len(names) <= DRAFTERS_MAX and (NONE not in names or names == (NONE,))
+        expect(is_set, "drafters", names, f"up to {DRAFTERS_MAX} models, each once, or {NONE} alone")
+        for number, step in enumerate(self.steps):
+            for key, names in (("slow", tuple(step.slow)), ("lost", step.lost)):
+                if not set(names) <= set(self.all_drafters):
+                    expected = f"names among the experiment's drafters {', '.join(self.all_drafters)}"
+                    raise Misfit(("step", number, key), expected, names)
+            expected = f"less than the {step.seconds:g} s of a step in which a drafter is lost"
+            expect(not step.lost or step.seconds > self.silent_s, "silent_s", self.silent_s, expected)
+
+    def _check_guesses(self) -> None:
+        is_told = bool(self.acceptance) or not self.is_synthetic
+        expect(is_told, "acceptance", NOTHING, "a number above 0 and at most 0.99")
+
+
+class TunedFile(Table, frozen=True, kw_only=True):
+    method: Annotated[tuple[dict[str, Any], ...], some_tables("method")]
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def find_experiment(name: str) -> Path:
+    """A file, or one of the shipped experiments by its name; raises `InputError`."""
+    return Path(name) if Path(name).is_file() else find_file(name, FOLDER, "--experiment", "a file")
+
+
+def read_experiment(path: Path, kind: type[ExperimentFile] = ExperimentFile) -> Experiment:
+    """Reads an experiment; raises `InputError` naming file, table, key and what was expected."""
+    file = read_toml(path, kind, "an experiment")
+    drafters = file.all_drafters
+    with at(path):
+        testbeds = [_testbed(number, each, path, drafters) for number, each in enumerate(file.testbed, 1)]
+        names = [testbed.name for testbed in testbeds]
+        check_once("testbed", names)
+        setups = [Setup(name=name, method=name) for name in file.methods]
+        setups += _setups(file.method, drafters, names)
+    if file.tuned is not None:
+        setups += read_setups(path.parent / file.tuned)
+    with at(path):
+        _check_setups(setups)
+    prompts = [
+        name if name in PROMPT_FILES else str(path.parent / name)
+        for name in file.prompts or (SHIPPED_PROMPTS,)
+    ]
+    changed = {
+        "temperatures": tuple(dict.fromkeys(file.temperatures)),
+        "seeds": tuple(dict.fromkeys(file.seeds)),
+        "users": tuple(sorted(set(file.users))),
+    }
+    return Experiment(
+        **{name: getattr(file, name) for name in Settings.__struct_fields__} | changed,
+        name=file.name or path.stem,
+        testbeds=tuple(testbeds),
+        setups=tuple(setups),
+        drafters=drafters,
+        prompts=tuple(dict.fromkeys(prompts)),
+        cluster=None if file.cluster is None else path.parent / file.cluster,
+    )
+
+
+def read_setups(path: Path) -> tuple[Setup, ...]:
+    tables = read_toml(path, TunedFile, "tuned methods").method
+    with at(path):
+        setups = _setups(tables)
+        _check_setups(setups)
+    return tuple(setups)
+
+
+def check_once(key: str, names: Sequence[str]) -> None:
+    for name in names:
+        expect(names.count(name) == 1, key, Told(f"{name!r:.80} twice"), "each name once")
+
+
+def _check_setups(setups: Sequence[Setup]) -> None:
+    """A name may come twice, with other parameters, as long as the testbeds differ."""
+    for number, setup in enumerate(setups):
+        for other in setups[:number]:
+            is_apart = other.testbeds and setup.testbeds and set(other.testbeds).isdisjoint(setup.testbeds)
+            if other.name == setup.name and not is_apart:
+                raise Misfit(("method",), "each name once on a testbed", Told(f"{setup.name!r:.80} twice"))
+
+
+def _named(key: str, find: Callable[[str], T], name: str, experiment: Path) -> T:
+    """What a name at a key stands for: that of a file beside the experiment, or of something shipped."""
+    with at(key):
+        return find(str(experiment.parent / name) if name.endswith(".toml") else name)
+
+
+def _testbed(number: int, table: TestbedTable, experiment: Path, drafters: Sequence[str]) -> Testbed:
+    with at(f"testbed {number}"):
+        devices = counted_profiles(table.devices, experiment)
+        shape = _named("shape", find_shape, table.shape, experiment)
+        drafter_shape = table.drafter_shape or f"eagle-{shape.name}"
+        testbed = Testbed(
+            name=table.name,
+            devices=devices,
+            head=devices[0] if table.head is None else _named("head", find_profile, table.head, experiment),
+            link=table.link,
+            shape=shape,
+            drafter_shape=_named("drafter_shape", find_shape, drafter_shape, experiment),
+            precision=table.precision,
+            slowdown=table.slowdown,
+            head_slowdown=table.head_slowdown or table.slowdown,
+            head_s=table.head_ms / 1000,
+        )
+        boards = []
+        for place, each in enumerate(table.drafters, 1):
+            with at(f"drafters {place}"):
+                boards.append(_board(each, experiment, testbed, drafters))
+        testbed = replace(testbed, boards=tuple(boards))
+        with at("devices"):
+            assert testbed.layers
+        with at("precision"):
+            for device in (*devices, testbed.head):
+                device.rates(testbed.precision)
+        with at("drafters"):
+            check_once("models", [name for board in testbed.boards for name in board.models])
+    return testbed
+
+
+def _board(
+    table: BoardTable, experiment: Path, testbed: Testbed, drafters: Sequence[str]
+) -> DrafterPlacement:
+    expected = f"names among the experiment's drafters {', '.join(drafters)}"
+    expect(set(table.models) <= set(drafters), "models", table.models, expected)
+    device = None if table.device is None else _named("device", find_profile, table.device, experiment)
+    assert testbed.drafter_shape is not None, "an experiment's testbed times its drafter"
+    board = DrafterPlacement(
+        models=table.models,
+        shape=_named("shape", find_shape, table.shape or testbed.drafter_shape.name, experiment),
+        precision=table.precision or testbed.precision,
+        device=device,
+        link=None if device is None else table.link if table.bandwidth_mbps else testbed.link,
+    )
+    with at("precision"):
+        (device or testbed.head).rates(board.precision)
+    return board
+
+
+def counted_profiles(texts: Sequence[str], experiment: Path) -> tuple[DeviceProfile, ...]:
+    """Of `raspberry-pi-5` or `8 x raspberry-pi-5` in a list, one for each device."""
+    profiles: list[DeviceProfile] = []
+    for text in texts:
+        count, times, name = text.partition(" x ")
+        is_right = not times or (count.isdecimal() and 1 <= int(count) <= STAGES_MAX)
+        expect(is_right, "devices", text, 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
+        profiles += [_named("devices", find_profile, name or text, experiment)] * int(count if times else 1)
+    return tuple(profiles)
+
+
+def _setups(
+    tables: Sequence[dict[str, Any]], drafters: Sequence[str] = (), testbeds: Sequence[str] | None = None
+) -> list[Setup]:
+    """`drafters` and `testbeds` are the experiment's, of which a setup may choose some; a file of tuned ones
+    has no drafters to choose from, and any testbeds."""
+    setups = []
+    for number, table in enumerate(tables, 1):
+        with at(f"method {number}"):
+            setup = _setup(table, drafters)
+            is_known = testbeds is None or set(setup.testbeds) <= set(testbeds)
+            expect(is_known, "testbeds", setup.testbeds, f"names among {'; '.join(testbeds or ())}")
+            setups.append(setup)
+    return setups
+
+
+def _setup(data: dict[str, Any], drafters: Sequence[str]) -> Setup:
+    name = data.get("method", data.get("name", NOTHING))
+    expect(name in METHODS, "method", name, f"one of {', '.join(METHODS)}")
+    method = find_method(name)
+    table = fit(data, _table_of(name))
+    options = {each.name: getattr(table, each.name) for each in method.parameters if each.name in data}
+    chosen = _chosen_drafters(table, name, drafters)
+    if table.chain is not None and method.takes_chain:
+        options[CHAIN] = None if table.chain == AUTO else tuple(range(len(chosen or ())))
+    return Setup(
+        name=table.name,
+        method=name,
+        options=options,
+        coupled=table.coupled,
+        published=table.published,
+        drafters=chosen,
+        chain="" if table.chain is None else AUTO if table.chain == AUTO else FIXED,
+        testbeds=table.testbeds,
+    )
+
+
+@cache
+def _table_of(method: str) -> type[MethodTable]:
+    """The type of a method's tables."""
+    fields = []
+    for each in find_method(method).parameters:
+        most = WIDTH_MAX if each.name == "width" else each.most
+        bounds = {int: Meta(ge=1, le=int(most)), float: Meta(ge=0, le=most)}
+        kind = Annotated[each.kind, bounds[each.kind]] if each.kind in bounds else each.kind
+        fields.append((each.name, kind, None))
+    made = defstruct(
+        method, fields, bases=(MethodTable,), frozen=True, kw_only=True, forbid_unknown_fields=True
+    )
+    return cast(type[MethodTable], made)
+
+
+def _chosen_drafters(table: MethodTable, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:
+    """The drafters that a setup names: those of `drafters`, or of a `chain`, which may be empty, or `auto`
+    for a choice among all of them."""
+    key, names = ("drafters", table.drafters) if table.chain in (None, AUTO) else (CHAIN, table.chain)
+    if names is None:
+        return None if table.chain is None else tuple(drafters)
+    most = drafters_max(method)
+    expected = f"at most {most} of the experiment's drafters {', '.join(drafters)}, each once"
+    expect(set(names) <= set(drafters) and len(set(names)) == len(names) <= most, key, names, expected)
+    return tuple(names)
+
+
+def check_names(flag: str, names: Sequence[str], known: Sequence[str], between: str = "; ") -> None:
+    """Raises `InputError` for a name that is not known."""
+    for name in names:
+        if name not in known:
+            raise InputError(
+                f"{flag}: expected names among {between.join(known)}, got {name!r:.80}{meant(name, known)}"
+            )
+
+
+def pick_setups(setups: Sequence[Setup], names: Sequence[str]) -> tuple[Setup, ...]:
+    """The setups of these names; a method that none has the name of is taken with its defaults. Raises
+    `InputError`."""
+    check_names("--methods", names, list(dict.fromkeys([*(each.name for each in setups), *METHODS])), ", ")
+    picked = []
+    for name in dict.fromkeys(names):
+        picked += [setup for setup in setups if setup.name == name] or [Setup(name=name, method=name)]
+    return tuple(picked)
