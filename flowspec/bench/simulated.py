@@ -46,10 +46,9 @@ from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_byte
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter_device import DrafterDeviceSpec
-from flowspec.sim.experiment import Experiment as Cluster
 from flowspec.sim.language import AnswerLanguage
 from flowspec.sim.record import HEAD
-from flowspec.sim.world import Handled, Links, World
+from flowspec.sim.world import Cluster, Handled, Links, World
 from flowspec.watch.detokenizer import Decode
 from flowspec.watch.figures import EVERY_S, Frame
 from flowspec.watch.recorder import Recorder, StageRows

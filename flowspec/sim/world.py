@@ -8,11 +8,13 @@ included. Tensors are stand-ins: what a row costs to compute and to send comes f
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
+from flowspec.core.head.certain import CertainOf
+from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import (
     Cancel,
     Draft,
@@ -35,7 +37,11 @@ from flowspec.core.head.events import (
     VerifiedArrived,
 )
 from flowspec.core.head.head import HeadCore
+from flowspec.core.head.sharing import BLOCK
+from flowspec.core.methods import WITHOUT_GUESSES, make_method
+from flowspec.core.methods.base import Method
 from flowspec.core.protocol.messages import Commit, Features, Open, Release, Segment, Verified
+from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -50,13 +56,17 @@ from flowspec.core.stage.events import (
     Trim,
 )
 from flowspec.core.stage.stage import StageCore
-from flowspec.draft.protocol import Drafter
-from flowspec.plan.timing import INSTANT, Curve, LinkSpec
+from flowspec.draft.protocol import CopiesFeatures, Drafter
+from flowspec.draft.text import TextDrafter
+from flowspec.plan.placement import ClusterPlan, StagePlan
+from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec, slowest
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.device import DeviceSpec, Layers, SimulatedDevice
 from flowspec.sim.drafter_device import DrafterDevice, DrafterDeviceSpec
 from flowspec.sim.fake_layers import FakeLayers
+from flowspec.sim.forming import FormedPipeline
 from flowspec.sim.head_checker import HeadChecker
+from flowspec.sim.language import Language
 from flowspec.sim.link import Frames, SimulatedLink
 from flowspec.sim.record import HEAD, Digest, SimulatedAnswer
 from flowspec.wire.codec import Envelope, Tensor, joined
@@ -83,45 +93,137 @@ class Handled:
     commands: Sequence[HeadCommand | StageCommand]
 
 
-class World:
-    """Executes the commands of `head` and `stages`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Parameters of a simulated cluster, from plain values; the language and the drafters are given.
 
-    Each stage captures as many states of a row as `captured` says. `row_bytes` is what a row of a segment's
-    payload has on the wire (on its way to each stage alike, or one by one), `feature_bytes` what a captured
-    state has; `head_s` is what the head spends on each event;
-    `drafting` is each drafter's time for a number of rows, and `boards` say which of them share one (none:
-    nobody; each has processors of its own at the head). A drafter that says of its last job how many rows
-    each pass had (`pass_rows`) takes as long as these; any other takes one pass. Where one had none, and
-    says how many rows it ranked all the same (`ranked_rows`: a block that was guessed before), these take
-    what `ranking` says, which is `lm_head`'s time.
-    Where the head verifies instead of the last stage, `returned_row_bytes` of each row that this one ran
-    travel back, and `verifying` is the head's time for them.
+    There is one device for each stage; every connection is like `control` and `data` unless `links` says
+    otherwise. `method` is a name, to which `options` belong as `make_method` takes them, or makes one.
+    `prefix_block` is that of `HeadCore`, `levels` say which drafters are intermediates, above 0 (none:
+    nobody), and `head_s` is what the head spends on each event.
+
+    Drafters: `drafting` is the time of every one for a number of rows, or of each, and `boards` say which of
+    them share a board (none: nobody; each has processors of its own at the head). A drafter that says of its
+    last job how many rows each pass had (`pass_rows`) takes as long as these; any other takes one pass. Where
+    one had none, and says how many rows it ranked all the same (`ranked_rows`: a block that was guessed
+    before), these take what `ranking` says, which is `lm_head`'s time.
+
+    Bytes: `row_bytes` is what a row of a segment's payload has on the wire (None: a few bytes), on its way to
+    each stage alike, or one by one; `feature_bytes` what a captured state has. Where a drafter wants features
+    each stage captures as many states as `captured` says (none: both ends one). Where the head verifies
+    instead of the last stage, `returned_row_bytes` of each row that this one ran travel back, and `verifying`
+    is the head's time for them.
     """
+
+    devices: tuple[DeviceSpec, ...]
+    control: LinkSpec = DIRECT
+    data: LinkSpec = DIRECT
+    links: Links | None = None
+    method: str | Callable[[], Method] = WITHOUT_GUESSES
+    options: Mapping[str, Any] = field(default_factory=dict)
+    context: int = 4096
+    sliding_window: SlidingWindow | None = None
+    prefix_block: int = BLOCK
+    drafting: Curve | tuple[Curve, ...] = INSTANT
+    ranking: tuple[Curve, ...] = ()
+    boards: tuple[DrafterDeviceSpec, ...] = ()
+    levels: tuple[int, ...] = ()
+    head_s: float = 0.0
+    row_bytes: int | tuple[int, ...] | None = None
+    captured: tuple[int, ...] = ()
+    feature_bytes: int | None = None
+    returned_row_bytes: int = 0
+    verifying: Curve = INSTANT
+    seed: int = 0
+    certain_of: CertainOf | None = None
+
+    def captured_by(self, traits: Sequence[DrafterTraits]) -> tuple[int, ...]:
+        """How many states each stage captures for these models beside the target; empty for none."""
+        if not any(each.needs_features for each in traits):
+            return ()
+        last = len(self.devices) - 1
+        return self.captured or tuple(int(index in (0, last)) for index in range(last + 1))
+
+    def plan(self, captured: Sequence[int] = ()) -> ClusterPlan:
+        """What its devices are told that they are: as many layers each as one of them captures, at least one,
+        by number."""
+        wide = max([1, *captured])
+        names = [f"stage{index}" for index in range(len(self.devices))]
+        return ClusterPlan(
+            model="simulated",
+            fingerprint="simulated",
+            dtype="float32",
+            context=self.context,
+            stages=tuple(
+                StagePlan(name=name, address=f"{name}:1", first=at * wide, end=(at + 1) * wide)
+                for at, name in enumerate(names)
+            ),
+            captures=tuple(at * wide + each for at, own in enumerate(captured) for each in range(own)),
+            sliding_window=self.sliding_window,
+        )
+
+    def build(
+        self,
+        language: Language,
+        drafters: Sequence[Drafter] = (),
+        on_event: Callable[[Handled], None] | None = None,
+        *,
+        checks: bool = True,
+    ) -> World:
+        """A world at time 0. Worlds of one cluster and equal events run alike; a drafter has state, so
+        give each its own."""
+        count = len(self.devices)
+        traits = [
+            DrafterTraits(
+                context=drafter.context,
+                needs_features=bool(drafter.captures),
+                level=level,
+                looks_up=isinstance(drafter, TextDrafter),
+                copies_features=isinstance(drafter, CopiesFeatures),
+            )
+            for drafter, level in zip(drafters, self.levels or (0,) * len(drafters), strict=True)
+        ]
+        method = make_method(self.method, **self.options) if isinstance(self.method, str) else self.method()
+        captured = self.captured_by(traits)
+        slot_s = slowest([device.curve for device in self.devices])
+        head = HeadCore(
+            context=self.context,
+            stage_count=count,
+            method=method,
+            drafters=traits,
+            slot_s=slot_s,
+            sliding_window=self.sliding_window,
+            prefix_block=self.prefix_block,
+            certain_of=self.certain_of,
+            capturing=tuple(index for index, own in enumerate(captured) if own),
+        )
+        stages = FormedPipeline(self.plan(captured)).stages
+        layers = FakeLayers(count, language, sliding_window=self.sliding_window)
+        return World(self, head, stages, layers, drafters, captured, on_event, checks=checks)
+
+
+class World:
+    """Executes the commands of `head` and `stages`, of which each captures as many states of a row as
+    `captured` says (empty: none)."""
 
     def __init__(
         self,
+        cluster: Cluster,
         head: HeadCore,
         stages: Sequence[StageCore],
-        *,
-        devices: Sequence[DeviceSpec],
-        links: Links,
         layers: Layers,
         drafters: Sequence[Drafter] = (),
-        drafting: Sequence[Curve] = (),
-        ranking: Sequence[Curve] = (),
-        boards: Sequence[DrafterDeviceSpec] = (),
-        head_s: float = 0.0,
-        row_bytes: int | tuple[int, ...] | None = None,
         captured: Sequence[int] = (),
-        feature_bytes: int | None = None,
-        returned_row_bytes: int = 0,
-        verifying: Curve = INSTANT,
-        seed: int = 0,
         on_event: Callable[[Handled], None] | None = None,
+        *,
         checks: bool = True,
     ) -> None:
-        last = len(stages) - 1
-        assert len(devices) == len(links.control) == len(stages)
+        count, last = len(stages), len(stages) - 1
+        links = cluster.links or Links(control=(cluster.control,) * count, data=(cluster.data,) * (count + 1))
+        drafting = cluster.drafting
+        if not isinstance(drafting, tuple):
+            drafting = (drafting,) * len(drafters)
+        assert len(cluster.devices) == len(links.control) == len(stages)
         assert len(drafters) == len(drafting)
         assert len(links.data) == len(stages) + 1
         self.clock = Clock()
@@ -138,9 +240,9 @@ class World:
         self.on_event = on_event
         self.checks = checks
         self._checker = HeadChecker()
-        self._head_s = head_s
-        self._returned_row_bytes = returned_row_bytes
-        self._verifying = verifying
+        self._head_s = cluster.head_s
+        self._returned_row_bytes = cluster.returned_row_bytes
+        self._verifying = cluster.verifying
         self._head_free_s = 0.0
         self._timer: Alarm | None = None
         self._is_drafting = [False] * len(drafters)
@@ -154,11 +256,11 @@ class World:
                 partial(self._to_stage, index),
                 captures=captured[index] if captured else 0,
             )
-            for index, spec in enumerate(devices)
+            for index, spec in enumerate(cluster.devices)
         ]
         # Each connection has its own chance: what is late on one says nothing about the others, so control
         # and data interleave freely.
-        chances = random.Random(seed)
+        chances = random.Random(cluster.seed)
         self.control = [
             SimulatedLink(
                 self.clock,
@@ -169,8 +271,9 @@ class World:
             )
             for index, spec in enumerate(links.control)
         ]
-        sizes = row_bytes if isinstance(row_bytes, tuple) else (row_bytes,) * len(stages)
-        specs = boards or [DrafterDeviceSpec(drafters=(number,)) for number in range(len(drafters))]
+        row_bytes, feature_bytes, ranking = cluster.row_bytes, cluster.feature_bytes, cluster.ranking
+        sizes = row_bytes if isinstance(row_bytes, tuple) else (row_bytes,) * count
+        specs = cluster.boards or [DrafterDeviceSpec(drafters=(number,)) for number in range(len(drafters))]
         assert sorted(number for spec in specs for number in spec.drafters) == list(range(len(drafters))), (
             "each drafter is on one board"
         )

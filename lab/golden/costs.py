@@ -33,8 +33,8 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
+from flowspec.sim.world import Cluster
 from lab.golden.limits import limited
 from lab.golden.passes import Node, Stages
 from lab.golden.place import Place
@@ -149,7 +149,7 @@ def _thinking() -> list[float]:
     language = HashLanguage(64, seed=5)
     stage = DeviceSpec(curve=Curve(base_s=1.0, row_s=1 / 64, extra_row_s=0.001))
     link = LinkSpec(delay_s=0.02)
-    experiment = Experiment(
+    experiment = Cluster(
         devices=(stage,) * 4, control=link, data=link, context=HEAD_CONTEXT, drafting=Curve(base_s=0.16)
     )
     drafter = FakeDrafter(language, 0.7, seed=1)

@@ -18,9 +18,8 @@ from flowspec.errors import PeerError
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
-from flowspec.sim.world import Handled
+from flowspec.sim.world import Cluster, Handled
 from tests.core.asked import WANTS_FEATURES, asked
 from tests.pipeline import ask
 
@@ -148,9 +147,9 @@ def test_a_verdict_is_told_at_once_where_features_are_read(method: str) -> None:
                 verdicts.append(handled.now_s)
 
     spec = DeviceSpec(curve=Curve(base_s=0.01))
-    experiment = Experiment(devices=(spec,) * 3, control=SLOW, data=SLOW, method=method, context=200)
+    cluster = Cluster(devices=(spec,) * 3, control=SLOW, data=SLOW, method=method, context=200)
     drafter = FakeDrafter(LANGUAGE, 1.0, seed=1, context=200, captures=(1,))
-    world = experiment.build(LANGUAGE, [drafter], watch)
+    world = cluster.build(LANGUAGE, [drafter], watch)
     world.at(0.0, ask(1, (3, 1, 4), 30))
     world.run()
     assert world.head.fired["late features"] == 0
@@ -162,11 +161,9 @@ def test_a_verdict_is_told_at_once_where_features_are_read(method: str) -> None:
 
 
 def test_a_stage_that_sends_no_features_costs_guesses_and_not_the_answer() -> None:
-    experiment = Experiment(
-        devices=(DeviceSpec(curve=Curve(base_s=0.01)),) * 3, method="continuous", context=200
-    )
+    cluster = Cluster(devices=(DeviceSpec(curve=Curve(base_s=0.01)),) * 3, method="continuous", context=200)
     drafter = FakeDrafter(LANGUAGE, 1.0, seed=1, context=200, captures=(1,))
-    world = experiment.build(LANGUAGE, [drafter])
+    world = cluster.build(LANGUAGE, [drafter])
     world.features[0].tamper = lambda frames: []
     world.at(0.0, ask(1, (3, 1, 4), 20))
     world.run()
@@ -175,7 +172,7 @@ def test_a_stage_that_sends_no_features_costs_guesses_and_not_the_answer() -> No
     assert len(answer.tokens) == 20
     assert world.head.fired["late features"] == 1
     assert answer.ended_s < LATE_S + 20 * 0.05, "they are waited for once"
-    plain = Experiment(devices=experiment.devices, context=200).build(LANGUAGE)
+    plain = Cluster(devices=cluster.devices, context=200).build(LANGUAGE)
     plain.at(0.0, ask(1, (3, 1, 4), 20))
     plain.run()
     assert answer.tokens == plain.answers[1][0].tokens

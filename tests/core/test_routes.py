@@ -28,9 +28,8 @@ from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.drafter_device import DrafterDeviceSpec
-from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
-from flowspec.sim.world import Handled, World
+from flowspec.sim.world import Cluster, Handled, World
 from tests.pipeline import ask
 from tests.plain import plain_answer
 
@@ -59,7 +58,7 @@ class Run:
         self.asked: Counter[int] = Counter()
         self.jobs: list[tuple[float, int]] = []
         stages = (DeviceSpec(curve=Curve(base_s=0.01, row_s=0.0005)),) * 4
-        experiment = Experiment(
+        cluster = Cluster(
             devices=stages,
             method=method,
             options=options,
@@ -67,7 +66,7 @@ class Run:
             levels=levels,
             boards=boards,
         )
-        self.world: World = experiment.build(
+        self.world: World = cluster.build(
             LANGUAGE,
             [FakeDrafter(LANGUAGE, quality, 90 + at) for at, quality in enumerate(qualities)],
             self._watch,

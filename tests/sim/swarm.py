@@ -21,10 +21,9 @@ from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.drafter_device import DrafterDeviceSpec
-from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import SimulatedAnswer
-from flowspec.sim.world import Handled, Links, World
+from flowspec.sim.world import Cluster, Handled, Links, World
 from tests.pipeline import StopAfter, ask, validate_at_rest
 from tests.plain import plain_answer, plain_logprobs
 
@@ -59,7 +58,7 @@ class Schedule:
 
     seed: int
     method_name: str
-    experiment: Experiment
+    cluster: Cluster
     language: HashLanguage
     quality: float | None
     drafter_context: int
@@ -82,7 +81,7 @@ def draw(seed: int) -> Schedule:
     schedule = Schedule(
         seed=seed,
         method_name=method,
-        experiment=_experiment(rng, method, context, seed),
+        cluster=_cluster(rng, method, context, seed),
         language=language,
         quality=None if method == "ar" and rng.random() < 0.5 else rng.choice([0.0, 0.5, 0.8, 0.95, 1.0]),
         drafter_context=rng.choice([1, 8, 20]) if rng.random() < 0.15 else context,
@@ -94,14 +93,12 @@ def draw(seed: int) -> Schedule:
     for dialogue in schedule.dialogues:
         if chances.random() < 0.2:
             dialogue.first = _taken_over(chances, dialogue.first, language, context)
-    schedule.experiment = replace(
-        schedule.experiment, sliding_window=draw_window(random.Random(f"window {seed}"))
-    )
+    schedule.cluster = replace(schedule.cluster, sliding_window=draw_window(random.Random(f"window {seed}")))
     wanted = random.Random(seed)
     for dialogue in schedule.dialogues:
         dialogue.first = replace(dialogue.first, top_logprobs=wanted.choice([-1, -1, 0, 3, 20]))
     if language.grammars is not None and random.Random(f"certain {seed}").random() < 0.7:
-        schedule.experiment = replace(schedule.experiment, certain_of=certain_of(language.grammars.tokens))
+        schedule.cluster = replace(schedule.cluster, certain_of=certain_of(language.grammars.tokens))
     if make_method(method).drafters_max > 1 and chances.random() < 0.6:
         _add_drafters(chances, schedule)
     _share(random.Random(f"share {seed}"), schedule)
@@ -111,8 +108,8 @@ def draw(seed: int) -> Schedule:
 def _share(rng: random.Random, schedule: Schedule) -> None:
     """Short blocks are shared; and at times there are more dialogues, which begin as others do: what a seed
     had stays as it was."""
-    context, language = schedule.experiment.context, schedule.language
-    schedule.experiment = replace(schedule.experiment, prefix_block=rng.choice([0, 1, 2, 5, 16]))
+    context, language = schedule.cluster.context, schedule.language
+    schedule.cluster = replace(schedule.cluster, prefix_block=rng.choice([0, 1, 2, 5, 16]))
     for _ in range(rng.choice([0, 0, 1, 2, 5])):
         dialogue = _dialogue(rng, len(schedule.dialogues), language, context)
         text = rng.choice(schedule.dialogues).first.prompt
@@ -148,11 +145,11 @@ def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
     """More models beside the target: each a drafter, or an intermediate that judges what drafters say."""
     others = tuple(rng.choice([0.0, 0.6, 0.9, 1.0]) for _ in range(rng.choice([1, 1, 2, 3])))
     levels = (0, *(rng.choice([0, 0, 1, 2]) for _ in others))
-    drafting = schedule.experiment.drafting
+    drafting = schedule.cluster.drafting
     assert isinstance(drafting, Curve)
     times = (drafting, *(drafting.scaled(rng.choice([0.3, 1, 4])) for _ in others))
     schedule.others = others
-    options = dict(schedule.experiment.options)
+    options = dict(schedule.cluster.options)
     if schedule.method_name == "cosine":
         options |= {
             "routing": rng.random() < 0.7,
@@ -162,8 +159,8 @@ def _add_drafters(rng: random.Random, schedule: Schedule) -> None:
     if schedule.method_name == "specrouter" and rng.random() < 0.4:
         options |= {"chain": tuple(model for model in range(len(times)) if rng.random() < 0.6)}
     boards = _boards(rng, len(times), schedule.captures)
-    schedule.experiment = replace(
-        schedule.experiment, drafting=times, levels=levels, boards=boards, options=options
+    schedule.cluster = replace(
+        schedule.cluster, drafting=times, levels=levels, boards=boards, options=options
     )
     if rng.random() < 0.3:
         # Features come only once.
@@ -203,7 +200,7 @@ def plain(language: HashLanguage, submit: Submit, context: int) -> tuple[list[in
     )
 
 
-def _experiment(rng: random.Random, method: str, context: int, seed: int) -> Experiment:
+def _cluster(rng: random.Random, method: str, context: int, seed: int) -> Cluster:
     stages = rng.choices(range(1, 9), weights=[6, 6, 4, 2, 1, 1, 1, 1])[0]
     speed = Curve(
         base_s=rng.choice([0.005, 0.02, 0.05]),
@@ -226,7 +223,7 @@ def _experiment(rng: random.Random, method: str, context: int, seed: int) -> Exp
         batch=rng.choice([1, 4, 8]),
         window=window,
     )
-    return Experiment(
+    return Cluster(
         devices=tuple(devices),
         links=Links(
             control=tuple(_link(rng) for _ in range(stages)),
@@ -355,7 +352,7 @@ class Play:
                         captures=schedule.captures if number == 0 else (),
                     )
                 )
-        return schedule.experiment.build(schedule.language, drafters)
+        return schedule.cluster.build(schedule.language, drafters)
 
     def run(self) -> str:
         """The digest, once nothing moves any more."""
@@ -390,7 +387,7 @@ class Play:
             return
         self._turns[request] -= 1
         said = (*answer.submit.answered, *answer.tokens)
-        vocabulary, context = self.schedule.language.vocabulary_size, self.schedule.experiment.context
+        vocabulary, context = self.schedule.language.vocabulary_size, self.schedule.cluster.context
         prompt = next_prompt(rng, answer.submit.prompt, said, vocabulary, context)
         submit = replace(
             answer.submit,
@@ -405,7 +402,7 @@ class Play:
     def _check(self, answer: SimulatedAnswer) -> None:
         submit = answer.submit
         assert not set(submit.sampling.suppress_tokens).intersection(answer.tokens)
-        whole, reason = plain(self.schedule.language, submit, self.schedule.experiment.context)
+        whole, reason = plain(self.schedule.language, submit, self.schedule.cluster.context)
         expected = whole[len(submit.answered) :]
         assert answer.end is not None, f"request {submit.request} never ended"
         assert answer.logprobs == plain_logprobs(self.schedule.language, submit, answer.tokens), (

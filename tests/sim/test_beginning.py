@@ -20,17 +20,16 @@ from flowspec.core.stage.events import ControlArrived, LayersDone, SegmentArrive
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
-from flowspec.sim.experiment import Experiment
 from flowspec.sim.forming import FormedPipeline
 from flowspec.sim.record import HEAD
-from flowspec.sim.world import Handled
+from flowspec.sim.world import Cluster, Handled
 from tests.sim.swarm import Play, draw
 
 SEEDS = range(15)
 
 
 def plan(stages: int) -> ClusterPlan:
-    return Experiment(devices=(DeviceSpec(curve=Curve(base_s=0.1)),) * stages, context=50).plan()
+    return Cluster(devices=(DeviceSpec(curve=Curve(base_s=0.1)),) * stages, context=50).plan()
 
 
 def test_every_device_of_a_plan_is_held_with_its_part_and_ready() -> None:
@@ -54,7 +53,7 @@ class Shadow:
 
     def __init__(self, play: Play) -> None:
         self.seen: Counter[str] = Counter()
-        self._beginning = FormedPipeline(play.schedule.experiment.plan())
+        self._beginning = FormedPipeline(play.schedule.cluster.plan())
         self._names = list(self._beginning.daemons)
         self._look = play.world.on_event
         play.world.on_event = self.look

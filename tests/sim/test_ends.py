@@ -13,10 +13,9 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import SimulatedAnswer
-from flowspec.sim.world import Links, World
+from flowspec.sim.world import Cluster, Links, World
 from flowspec.wire.codec import Tensor
 from tests.broken_builds import drops_the_path_at_the_end, tells_no_end
 from tests.pipeline import ask, validate_at_rest
@@ -30,7 +29,7 @@ SEEDS_TO_CATCH = 20
 
 def four_boards(method: str, quality: float = 0.5) -> World:
     """Rows are dear, and half of the guesses are wrong."""
-    return Experiment(
+    return Cluster(
         devices=(DeviceSpec(curve=Curve(base_s=0.02, row_s=0.002), layers=5),) * 4,
         control=LinkSpec(delay_s=0.001),
         data=LinkSpec(delay_s=0.002),
@@ -134,10 +133,10 @@ class StopAt:
 
 def rest_of(method: str, submit: Submit) -> tuple[list[int], str]:
     """What a cluster answers that knows nothing but this, and why it ends."""
-    experiment = Experiment(
+    cluster = Cluster(
         devices=(DeviceSpec(curve=Curve(base_s=0.01), layers=2),) * 3, method=method, context=ROOM
     )
-    world = experiment.build(TAKEN, [FakeDrafter(TAKEN, 0.8, 1, context=ROOM)])
+    world = cluster.build(TAKEN, [FakeDrafter(TAKEN, 0.8, 1, context=ROOM)])
     world.at(0.0, submit)
     world.run()
     (answer,) = world.answers[submit.request]
@@ -181,7 +180,7 @@ STAGES = 4
 
 
 def build(method: str, captured: tuple[int, ...], links: Links, quality: float = 0.9) -> World:
-    experiment = Experiment(
+    cluster = Cluster(
         devices=(DeviceSpec(curve=Curve(base_s=0.01, row_s=0.001)),) * STAGES,
         links=links,
         method=method,
@@ -191,7 +190,7 @@ def build(method: str, captured: tuple[int, ...], links: Links, quality: float =
         prefix_block=16,
     )
     drafter = FakeDrafter(SPOKEN, quality, seed=1, context=CONTEXT, captures=(1,))
-    return experiment.build(SPOKEN, [drafter])
+    return cluster.build(SPOKEN, [drafter])
 
 
 def links(control: LinkSpec, data: LinkSpec) -> Links:

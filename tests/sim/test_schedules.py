@@ -79,7 +79,7 @@ def test_the_swarm_sees_the_troubles_that_it_is_for() -> None:
             seen["reused"] += answer.end.reused > 0
             seen["several tokens at once"] += len(set(answer.times_s)) < len(answer.times_s)
             seen["the context is full"] += (
-                len(answer.submit.prompt) + len(answer.tokens) == schedule.experiment.context
+                len(answer.submit.prompt) + len(answer.tokens) == schedule.cluster.context
             )
     wanted = [
         *(f"{count} stages" for count in range(1, 9)),
@@ -105,7 +105,7 @@ def test_answers_that_outgrow_their_room_wait_and_go_on_as_if_they_had_not(
         rng, admission = random.Random(f"room {seed}"), run.world.head.admission
         prompts = sorted(len(dialogue.first.prompt) for dialogue in schedule.dialogues)[-2:]
         two = sum(prompts) + 2 * limits.TREE_NODES_MAX + rng.choice([8, 12])
-        slots = max(schedule.experiment.context + limits.TREE_NODES_MAX, two)
+        slots = max(schedule.cluster.context + limits.TREE_NODES_MAX, two)
         admission.reserved_tokens = rng.choice([1, 3])
         admission.move_to([CacheRoom(slots=slots)] * len(run.world.stages))
         run.run()

@@ -25,10 +25,9 @@ from flowspec.sim.drafter_device import (
     DrafterDevice,
     DrafterDeviceSpec,
 )
-from flowspec.sim.experiment import Experiment
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import SimulatedLink
-from flowspec.sim.world import Handled, World
+from flowspec.sim.world import Cluster, Handled, World
 from flowspec.wire.codec import Envelope, Tensor, encode
 from tests.core.stages import segment
 from tests.pipeline import ask
@@ -164,14 +163,14 @@ def test_sampling_comes_after_the_layers_of_the_last_stage_and_is_spared_too() -
     assert end_of(spec, 8, [(7.5, (7,))], is_last=True, asked=(7,)) == (pytest.approx(8.0), tuple(range(7)))
 
 
-def small(**fields: object) -> Experiment:
+def small(**fields: object) -> Cluster:
     spec = DeviceSpec(curve=Curve(base_s=0.05, row_s=0.005), layers=5)
     defaults: dict[str, object] = {
         "devices": (spec,) * 3,
         "control": LinkSpec(delay_s=0.001),
         "data": LinkSpec(delay_s=0.002),
     }
-    return Experiment(**{**defaults, "context": 200, **fields})  # type: ignore[arg-type]
+    return Cluster(**{**defaults, "context": 200, **fields})  # type: ignore[arg-type]
 
 
 def test_a_token_takes_one_trip() -> None:
@@ -194,13 +193,13 @@ def test_a_token_takes_one_trip() -> None:
 
 def test_one_seed_is_one_run_and_another_is_not() -> None:
     def digest(seed: int) -> tuple[str, list[int]]:
-        experiment = small(
+        cluster = small(
             method="continuous",
             seed=seed,
             data=LinkSpec(delay_s=0.002, jitter_s=0.1),
             drafting=Curve(base_s=0.01),
         )
-        world = experiment.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.8, seed=1)])
+        world = cluster.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.8, seed=1)])
         for request in range(3):
             world.at(
                 0.03 * request,
@@ -258,8 +257,8 @@ def drafts(
         if isinstance(handled.event, Drafted):
             seen.append((handled.now_s, handled.event))
 
-    experiment = small(method="continuous", drafting=drafting, boards=boards)
-    world = experiment.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.7, seed=seed) for seed in range(count)], look)
+    cluster = small(method="continuous", drafting=drafting, boards=boards)
+    world = cluster.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.7, seed=seed) for seed in range(count)], look)
     world.at(0.0, ask(1, PROMPT, 30))
     world.run()
     (answer,) = world.answers[1]
