@@ -383,15 +383,16 @@ def _load(methods: Mapping[str, LoadRecord], alone: Mapping[str, LoadRecord]) ->
 
 def _to_best(
     figures: Mapping[str, Mapping[str, Any]], names: Sequence[str], others: Sequence[Mapping[str, Any]]
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, float | None]]:
+    """By the highest throughput and the least latency; None in a step in which nobody asked."""
     if not others:
         return {}
     most = max(each["tokens_per_s"] for each in others)
-    least_s = min(each["latency_s"] for each in others)
+    least_s = min((each["latency_s"] for each in others if each["latency_s"] is not None), default=0.0)
     return {
         name: {
-            "tokens_per_s": figures[name]["tokens_per_s"] / most,
-            "latency_s": figures[name]["latency_s"] / least_s,
+            "tokens_per_s": _share(figures[name]["tokens_per_s"], most),
+            "latency_s": _share(figures[name]["latency_s"] or 0.0, least_s),
         }
         for name in names
     }
