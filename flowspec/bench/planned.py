@@ -73,18 +73,15 @@ class Simulated:
         return stdev(each_s) / mean(each_s) / math.sqrt(len(each_s))
 
 
-def simulated(
-    request: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int, setup: Setup | None = None
-) -> Simulated:
-    """So many balanced answers (`bench.synthetic`) on a plan, from case `first` on, by its method or a
-    `setup`'s.
+def simulated(request: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
+    """So many balanced answers (`bench.synthetic`) on a plan, from case `first` on, by its method.
 
     Like a session that has answered before: each answer begins with the costs that the one before it learnt.
     Prompts are as long as to have the request's typical context in the middle of an answer.
     """
     prompt = max(PROMPT_TOKENS, request.typical_context - tokens // 2)
     testbed = testbed_of(request, plan)
-    setup = setup or Setup(name="planned", method=OURS if plan.guesses else AR)
+    setup = Setup(name="planned", method=OURS if plan.guesses else AR)
     if not plan.guesses:
         answers, tokens = 1, min(tokens, PLAIN_TOKENS * request.users)
     experience = None

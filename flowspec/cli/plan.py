@@ -438,8 +438,8 @@ def _cut_report(request: PlanRequest, best: Best) -> dict[str, Any] | None:
     cut = best_cut(request, best.plan.precision) if request.users == 1 else None
     if cut is None:
         return None
-    rate = 1 / cut.pass_s(1, request.typical_context)
-    return {"boards": len(cut.boards), "tokens_per_s": rate, "times": rate / best.tokens_per_s}
+    seconds, boards = cut
+    return {"boards": boards, "tokens_per_s": 1 / seconds, "times": 1 / seconds / best.tokens_per_s}
 
 
 def _beside_cut(request: PlanRequest, best: Best) -> str:

@@ -33,7 +33,7 @@ shape = "tinyllama-1.1b"
 """
 
 DATA = Path(__file__).parents[1] / "data" / "bench"
-STEPS, RIVALS, PROFILE = ((DATA / f"{name}.toml").read_text() for name in ("steps", "rivals", "profile"))
+STEPS, PROFILE = ((DATA / f"{name}.toml").read_text() for name in ("steps", "profile"))
 
 
 def boards(stages: int = 2, board: str = "jetson-orin-nano", name: str = "boards", **changes: Any) -> Testbed:

@@ -18,7 +18,6 @@ from flowspec.bench.config import AUTO, CLUSTER, EMULATED, FIXED, SIMULATED, Ben
 from flowspec.bench.experiments import FOLDER, find_experiment, read_experiment
 from flowspec.bench.load_runs import pending
 from flowspec.bench.profiles import find_profile, profile_text, read_profile
-from flowspec.bench.rival_experiment import cells_of, is_of_rivals, read_rivals, request_of
 from flowspec.bench.synthetic import synthetic_cases
 from flowspec.cli.bench_request import pick_experiment
 from flowspec.cli.commands import build_parser
@@ -28,7 +27,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.plan.tables import shipped_files
 from flowspec.plan.timing import LinkSpec
-from tests.bench.benches import DATA, PROFILE, RIVALS, STEPS, TOML, synthetic
+from tests.bench.benches import DATA, PROFILE, STEPS, TOML, synthetic
 
 SHIPPED = sorted(shipped_files(FOLDER).values())
 METHOD = '\n[[method]]\nname = "{}"\nmethod = "{}"\n'
@@ -48,12 +47,6 @@ def test_shipped_experiments_and_profiles_read() -> None:
     assert len(SHIPPED) > 10
     for path in SHIPPED:
         assert find_experiment(path.stem) == path
-        if is_of_rivals(path):
-            bench = read_rivals(path)
-            request = request_of(bench, next(cells_of(bench)), 0.5)
-            assert request.drafter is not None
-            assert request.drafter.acceptance == 0.5
-            continue
         found = read_experiment(path)
         assert (found.name, found.world) == (path.stem, SIMULATED)
         assert all(sum(testbed.layers) == testbed.shape.layers for testbed in found.testbeds)
@@ -231,7 +224,6 @@ FILES: list[tuple[Callable[[Path], object], str, list[list[str]]]] = [
     (read_experiment, SEVERAL + BOARD + SOME, REFUSED["drafters"]),
     (read_experiment, DECLARED, REFUSED["declared"]),
     (read_experiment, STEPS, REFUSED["steps"]),
-    (read_rivals, RIVALS, REFUSED["rivals"]),
     (read_profile, PROFILE, REFUSED["profile"]),
 ]
 
@@ -267,21 +259,11 @@ def test_flags_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert line_of(caught).startswith(told), flags
 
 
-@pytest.mark.parametrize(
-    ("text", "flags"),
-    [
-        (STEPS, ["--users", "2"]),
-        (STEPS, ["--answers", "2"]),
-        (STEPS, ["--world", "emulated"]),
-        (RIVALS, ["--methods", "ar"]),
-        (RIVALS, ["--acceptance", ".5"]),
-        (RIVALS, ["--testbeds", "no"]),
-    ],
-)
-def test_flags_that_a_kind_of_experiment_has_no_use_for_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, flags: list[str]
+@pytest.mark.parametrize("flags", [["--users", "2"], ["--answers", "2"], ["--world", "emulated"]])
+def test_flags_that_steps_have_no_use_for_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
-    (tmp_path / "exp.toml").write_text(text)
+    (tmp_path / "exp.toml").write_text(STEPS)
     out = tmp_path / "out"
     assert main(["bench", "--experiment", str(tmp_path / "exp.toml"), "--out", str(out), *flags]) == 2
     assert f"{flags[0]}:" in capsys.readouterr().err
