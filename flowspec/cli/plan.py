@@ -10,32 +10,32 @@ import argparse
 import json
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from flowspec.bench.planned import PROMPTS, first_token_s
 from flowspec.cli.options import add_cache_argument, drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
-from flowspec.cli.plan_beside import Alone, alone, with_eagle
 from flowspec.cli.plan_request import GIVEN, Wanted, add_device_arguments, read_plan_request
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.draft.choosing import Download, best_download, on, without_model
+from flowspec.draft.choosing import best_download, on, without_model
 from flowspec.draft.kinds import ALL as KINDS
-from flowspec.draft.kinds import FALLBACK, NONE
-from flowspec.errors import InputError
+from flowspec.draft.kinds import FALLBACK, NONE, sketched
+from flowspec.draft.kinds.eagle import SKETCH
+from flowspec.errors import InputError, counted
 from flowspec.model.files import BUNDLED, TOY
-from flowspec.plan.absence import Without, without_each
+from flowspec.plan.absence import among, without_each
 from flowspec.plan.advice import GAIN_MIN, Option, improvements, limits
 from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.partition import Partition
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
-from flowspec.plan.refusal import ModelDoesNotFitError, refusing
-from flowspec.plan.sites import PlanRequest, Site
+from flowspec.plan.refusal import ModelDoesNotFitError, plan_or_refuse
+from flowspec.plan.sites import PlanRequest
 from flowspec.plan.split import checked_split
 from flowspec.plan.tensor_parallel import best_cut
 from flowspec.plan.timing import LinkSpec
@@ -43,7 +43,7 @@ from flowspec.rounding import duration, rounded
 from flowspec.runtime.cluster import split_layers, stage_devices
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.planning.choose import choose
-from flowspec.runtime.planning.survey import ASSUMED, DECLARED, LOOPBACK, MEASURED, Survey
+from flowspec.runtime.planning.survey import ASSUMED, DECLARED, LOOPBACK, MEASURED
 
 HELPS_SHOWN = 5
 HELP_WIDTH = 50
@@ -128,102 +128,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.users > REQUESTS_MAX:
         raise InputError(f"--users: expected at most {REQUESTS_MAX}, got {args.users}")
-    asked = read_plan_request(args)
-    wanted = _fitting(asked)
-    request, found = wanted.request, wanted.survey
-    by_hand = _by_hand(args, request)
+    wanted = read_plan_request(args)
+    by_hand = _by_hand(args, wanted.request)
     try:
-        best = _planned(wanted)
-        helps = improvements(request, best.plan)
-        download = _download(wanted)
-        if not download and (eagle := with_eagle(request, best.tokens_per_s)):
-            helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
-        one = alone(request) if _is_shared(best) else None
+        plan = _planned(wanted)
     except ModelDoesNotFitError as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
-    without = None if args.cluster is None else without_each(request, best.plan)
-    if args.json:
-        told = report(wanted, best, one, helps, download, by_hand)
-        print(json.dumps({**told, "absent": absent_report(without, found)}))
-    else:
-        note = "" if args.drafter else ", the default"
-        if wanted.taken is not None and wanted.taken.drafter is not None:
-            note = f", the best one that is here (--drafter {FALLBACK} does without)"
-        elif wanted.drafters != asked.drafters:
-            note = f": beside {asked.drafters[0]}, which is here, the model does not fit"
-        lines = list(plan_lines(wanted, best, one, helps, download, by_hand, note))
-        if by_hand is not None and args.layers is None:
-            lines += ["", *_filled(f"chat runs the layers by hand, which are those of {args.cluster}")]
-        print("\n".join([*lines, *absent_lines(without, found)]))
+    found = report(args, wanted, plan, by_hand)
+    print(json.dumps(found) if args.json else "\n".join(plan_lines(args, wanted, plan, found)))
     return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
-    """The plan to take, and why it leaves devices out."""
-
-    plan: Plan
-    left_out: dict[str, str]
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.plan.forecast.tokens_per_s
-
-
-def _planned(wanted: Wanted) -> Best:
-    """The plan that is fastest; of devices that were asked, chat's."""
-    request = wanted.request
-    if wanted.survey is not None:
-        plan = _with_all_memory(request, choose(request, wanted.survey).plan)
-    else:
-        with refusing(request):
-            plan = make_plan(request)
-    left_out = why_left_out(request, plan)
-    if wanted.survey is None:  # else the head is where the user is, whatever suits it
-        left_out.pop(plan.head.name, None)
-    return Best(plan=plan, left_out=left_out)
-
-
-def _fitting(wanted: Wanted) -> Wanted:
-    """As it is asked; without a drafter that nobody named where the model does not fit beside it, as chat
-    then does without."""
-    if wanted.taken is None or wanted.taken.drafter is None:
-        return wanted
-    try:
-        make_plan(wanted.request)
-    except DoesNotFit:
-        request = replace(wanted.request, drafter=without_model(wanted.request.shape))
-        taken = replace(wanted.taken, drafter=None)
-        return replace(
-            wanted, request=request, drafters=(FALLBACK,), taken=taken, is_acceptance_published=False
-        )
-    return wanted
-
-
-def _download(wanted: Wanted) -> Download | None:
-    """The drafter that is not here and would help most."""
-    if wanted.taken is None:
-        return None
-    return best_download(wanted.taken.candidates, on(wanted.request), wanted.request.drafter)
-
-
-def _with_all_memory(request: PlanRequest, plan: Plan) -> Plan:
-    """A plan whose devices have the memory that is free, of which chat's counts what may be needed."""
-    found = {site.name: site for site in request.sites}
-    return replace(plan, stages=tuple(replace(stage, site=found[stage.site.name]) for stage in plan.stages))
 
 
 def _by_hand(args: argparse.Namespace, request: PlanRequest) -> Plan | None:
     """The split of `--layers`, else the cluster file's, over all devices but one that `--head` added."""
-    listed = _listed_layers(args, request.shape.layers) if args.layers is None else None
-    layers = args.layers or listed
+    layers, order = args.layers, list(request.stage_sites)
+    is_listed = False
+    if layers is None and args.cluster is not None:
+        devices = stage_devices(read_cluster(args.cluster))
+        if is_listed := devices[0].layers is not None:
+            layers = [each.end - each.first for each in split_layers(devices, request.shape.layers, None)]
     if layers is None:
         return None
-    order = list(request.stage_sites)
     if len(layers) == len(order) - 1 and request.head is not None:
         order = [each for each in order if each.name != request.head]
-    if listed is not None and len(layers) != len(order):
+    if is_listed and len(layers) != len(order):
         raise InputError(
             f"{args.cluster}: layers: expected all {len(layers)} devices that have some, got {len(order)}; "
             "start the others, or take the layers away"
@@ -232,27 +161,31 @@ def _by_hand(args: argparse.Namespace, request: PlanRequest) -> Plan | None:
     return rate_split(request, order, head, checked_split(layers, request.shape.layers, len(order)))
 
 
-def _listed_layers(args: argparse.Namespace, layer_count: int) -> list[int] | None:
-    """How many layers each device has in the cluster file, if it says."""
-    devices = [] if args.cluster is None else stage_devices(read_cluster(args.cluster))
-    if not devices or devices[0].layers is None:
-        return None
-    return [stage.end - stage.first for stage in split_layers(devices, layer_count, None)]
+def _planned(wanted: Wanted) -> Plan:
+    """The plan that is fastest; of devices that were asked chat's, but with all the memory that is free, of
+    which chat's counts what may be needed."""
+    request = wanted.request
+    if wanted.survey is None:
+        return plan_or_refuse(request)
+    plan = choose(request, wanted.survey).plan
+    sites = {site.name: site for site in request.sites}
+    return replace(plan, stages=tuple(replace(stage, site=sites[stage.site.name]) for stage in plan.stages))
 
 
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def report(
-    wanted: Wanted,
-    best: Best,
-    one: Alone | None,
-    helps: list[Option],
-    download: Download | None,
-    by_hand: Plan | None,
-) -> dict[str, Any]:
-    """What `--json` prints."""
-    plan, request, drafter = best.plan, wanted.request, wanted.request.drafter
+def report(args: argparse.Namespace, wanted: Wanted, plan: Plan, by_hand: Plan | None) -> dict[str, Any]:
+    """What `--json` prints, and text is made of."""
+    request, drafter, rate = wanted.request, wanted.request.drafter, plan.forecast.tokens_per_s
+    helps = improvements(request, plan)
+    download = best_download(wanted.taken.candidates, on(request), drafter)
+    if download is None and (eagle := _with_eagle(request, rate)):
+        helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
+    left_out = why_left_out(request, plan)
+    if wanted.survey is None:  # else the head is where the user is, whatever suits it
+        left_out.pop(plan.head.name, None)
+    cut = best_cut(request, plan.precision) if request.users == 1 else None
     return {
         "fits": True,
         "model": request.shape.name,
@@ -260,35 +193,26 @@ def report(
         "context": request.context,
         "users": request.users,
         **_numbers(plan),
-        "first_token_s": _first_tokens(request, plan),
+        "first_token_s": {
+            size: first_token_s(request, plan, size) for size in PROMPTS if size < request.context
+        },
         "drafters": list(wanted.drafters),
         "acceptance": None if drafter is None else drafter.acceptance,
-        "not_used": list(best.left_out),
-        "why_not_used": best.left_out,
-        "alone": None
-        if one is None
-        else {
-            "device": one.site.name,
-            "board": one.site.profile.name,
-            "drafter": None if one.drafter is None else one.drafter.name,
-            "no_room_for": None if one.left_out is None else one.left_out.name,
-            "tokens_per_s": one.tokens_per_s,
-        },
-        "tensor_parallel": _cut_report(request, best),
+        "not_used": list(left_out),
+        "why_not_used": left_out,
+        "alone": _alone(request) if _is_shared(plan) else None,
+        "tensor_parallel": None
+        if cut is None
+        else {"boards": cut[1], "tokens_per_s": 1 / cut[0], "times": 1 / cut[0] / rate},
         "limits": limits(request, plan),
         "would_help": [
-            {
-                "change": each.text,
-                "tokens_per_s": _helped(best, each),
-                "gain": each.gain,
-            }
+            {"change": each.text, "tokens_per_s": rate * (1 + (each.gain or 0.0)), "gain": each.gain}
             for each in helps
         ],
-        "would_download": None
-        if download is None
-        else {"drafter": download[0].row.drafter, "gain": download[1]},
-        "assumptions": assumptions(wanted, plan),
-        "by_hand": None if by_hand is None else {**_numbers(by_hand), "fits": _fits(by_hand)},
+        "would_download": download and {"drafter": download[0].row.drafter, "gain": download[1]},
+        "assumptions": _assumptions(args, wanted, plan),
+        "by_hand": by_hand and {**_numbers(by_hand), "fits": _fits(by_hand)},
+        "absent": None if args.cluster is None else _absent(wanted, plan),
     }
 
 
@@ -324,276 +248,119 @@ def _numbers(plan: Plan) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------------------------------------- text
-
-
-def plan_lines(
-    wanted: Wanted,
-    best: Best,
-    one: Alone | None,
-    helps: list[Option],
-    download: Download | None,
-    by_hand: Plan | None,
-    note: str,
-) -> Iterator[str]:
-    """The `note` tells of the drafter whether it is the default."""
-    plan, request = best.plan, wanted.request
-    users = "one user" if request.users == 1 else f"{request.users} users"
-    model = PurePath(request.shape.name).name
-    yield (
-        f"{model} in {plan.precision}, {users}, context {request.context}: layers on {len(plan.stages)} of "
-        f"{len(request.sites)} devices"
+def _fits(plan: Plan) -> bool:
+    return plan.head_bytes <= plan.head.memory_bytes and all(
+        stage.total_bytes <= stage.site.memory_bytes for stage in plan.stages
     )
-    if wanted.is_toy:
-        yield f"the {TOY}; name another: --model or --shape"
-    yield from _filled(f"devices: {_boards(request.sites)}\n" if wanted.survey is None else "")
-    yield ""
-    heads = f"{'layers':>8}{'weights':>10}{'cache':>10}{'needs':>10}{'has':>10}{'a slot':>8}"
-    yield f"{'stage':<{NAME_WIDTH}}{heads}"
-    for stage in plan.stages:
-        layers = f"{stage.first}-{stage.end - 1}"
-        sizes = "".join(
-            f"{mib(size):>10}"
-            for size in (stage.need.weight_bytes, stage.need.cache_bytes, stage.total_bytes)
-        )
-        room = f"{mib(stage.site.memory_bytes):>10}{1000 * stage.slot_s:>5.0f} ms"
-        yield f"{stage.site.name:<{NAME_WIDTH}}{layers:>8}{sizes}{room}"
-    yield from _filled(_needs_line(plan))
-    alone = (
-        f"no stage there, {mib(plan.head_bytes)} of {mib(plan.head.memory_bytes)}"
-        if plan.is_head_free
-        else "beside its stage"
-    )
-    yield f"head{' and drafter' if plan.guesses else ''} on {plan.head.name}: {alone}"
-    accepted = f", {request.drafter.acceptance:.1%} of its best guesses right" if request.drafter else ""
-    others = wanted.drafters[1:]
-    beside = f"; what {' and '.join(others)} will guess, too, is not counted" if others else ""
-    yield from _filled(f"drafter {wanted.drafters[0] if wanted.drafters else NONE}{note}{accepted}{beside}")
-    yield from _left_out_lines(wanted, best)
-    yield ""
-    yield from _forecast_lines(request, best)
-    if _is_shared(best):
-        yield from _filled(_beside_one(wanted, best, one))
-    yield from _filled(_beside_cut(request, best))
-    shown = helps[:HELPS_SHOWN]
-    width = max(HELP_WIDTH, *(len(option.text) + 1 for option in shown), 0)
-    if shown:
-        yield "\nwould help"
-    for option in shown:
-        rate = rounded(_helped(best, option))
-        yield f"  {option.text:<{width}}{option.gain or 0:>+7.0%}{rate:>7} tokens/s"
-    if download is not None:
-        found, gain = download
-        yield ""
-        yield from _filled(
-            f"a drafter that is not here would give {gain:+.0%}: chat with --drafter "
-            f"{found.name} downloads it"
-        )
-    if by_hand is not None:
-        share = by_hand.forecast.tokens_per_s / best.tokens_per_s
-        yield f"\nby hand, {','.join(map(str, by_hand.split.layers))}"
-        rate = rounded(by_hand.forecast.tokens_per_s)
-        yield f"  {rate} tokens/s, {share:.0%} of the plan's{_lacks(by_hand)}"
-    yield "\nassumed"
-    for line in assumptions(wanted, plan):
-        yield from (f"  {part}" for part in _filled(line, WIDTH - 2))
 
 
-def _needs_line(plan: Plan) -> str:
-    """What stages need beside weights and caches."""
-    each = (
-        f"needs: weights, cache, {mib(WORK_BYTES)} to work in, {mib(PROCESS_BYTES)} for the daemon, which "
-        "mostly takes less"
-    )
-    beside = [stage.other_bytes for stage in plan.stages if stage.site.name == plan.head.name]
-    if not beside:
-        return each
-    drafter_bytes = beside[0] - 2 * PROCESS_BYTES
-    drafter = f" and {mib(drafter_bytes)} for the drafter" if drafter_bytes else ""
-    return f"{each}; on {plan.head.name} {mib(PROCESS_BYTES)} for the head{drafter}, too"
-
-
-def _is_shared(best: Best) -> bool:
+def _is_shared(plan: Plan) -> bool:
     """Whether more than one device that could have done it alone takes part."""
-    used = {stage.site.name for stage in best.plan.stages}
-    return len(used | ({best.plan.head.name} if best.plan.head.runs_stages else set())) > 1
+    used = {stage.site.name for stage in plan.stages}
+    return len(used | ({plan.head.name} if plan.head.runs_stages else set())) > 1
 
 
-def _beside_one(wanted: Wanted, best: Best, one: Alone | None) -> str:
-    """Whether more than one device is worth it."""
-    if one is None:
-        return "alone: the model fits none of the devices by itself"
-    name = f"one {one.site.profile.name}" if wanted.survey is None else one.site.name
-    how = "without guesses" if one.drafter is None else f"with {one.drafter.name}"
-    times = rounded(best.tokens_per_s / one.tokens_per_s)
-    lacks = f"; {one.left_out.name} has no room there beside the model" if one.left_out is not None else ""
-    return (
-        f"alone: {name} {how} gives {rounded(one.tokens_per_s)} tokens/s; the plan is {times} times as fast"
-        f"{lacks}"
-    )
+def _alone(request: PlanRequest) -> dict[str, Any] | None:
+    """The device that is fastest without the others, by the best plan with the request's drafter, n-grams and
+    no guesses; None where the model fits no device alone. There is `no_room_for` a drafter that does not fit
+    beside the model there."""
+    own = request.drafter
+    drafters = [own] if own is None else [own, without_model(request.shape)]
+    found, seen = list[dict[str, Any]](), []
+    for place in request.stage_sites:
+        if (place.profile, place.memory_bytes) in seen:
+            continue
+        seen.append((place.profile, place.memory_bytes))
+        only = among(request, {place.name})
+        try:
+            plans = [(make_plan(replace(only, drafter=each)), each) for each in drafters]
+        except DoesNotFit:  # a plan may do without its drafter, so the model itself does not fit
+            continue
+        plan, drafter = max(plans, key=lambda each: each[0].forecast.tokens_per_s)
+        found.append(
+            {
+                "device": place.name,
+                "board": place.profile.name,
+                "drafter": drafter.name if plan.guesses and drafter is not None else None,
+                "no_room_for": own.name if own is not None and plans[0][0].guessed is None else None,
+                "tokens_per_s": plan.forecast.tokens_per_s,
+            }
+        )
+    return max(found, key=lambda one: one["tokens_per_s"], default=None)
 
 
-def _cut_report(request: PlanRequest, best: Best) -> dict[str, Any] | None:
-    """What tensor parallelism would give one user, of models that distributed-llama has."""
-    cut = best_cut(request, best.plan.precision) if request.users == 1 else None
-    if cut is None:
+def _with_eagle(request: PlanRequest, tokens_per_s: float) -> Option | None:
+    """What an EAGLE head for the model would give beside `tokens_per_s`; None where it would not help, or
+    where a model that was trained guesses already."""
+    if request.drafter is not None and request.drafter.shape is not None:
         return None
-    seconds, boards = cut
-    return {"boards": boards, "tokens_per_s": 1 / seconds, "times": 1 / seconds / best.tokens_per_s}
+    head = sketched(SKETCH, request.shape)
+    try:
+        rate = make_plan(replace(request, drafter=head)).forecast.tokens_per_s
+    except InputError:
+        return None
+    gain = rate / tokens_per_s - 1
+    text = f"--drafter {SKETCH}, a head that is right at {head.acceptance:.1%}"
+    return Option(text=text, tokens_per_s=rate, gain=gain) if gain >= GAIN_MIN else None
 
 
-def _beside_cut(request: PlanRequest, best: Best) -> str:
-    """Where tensor parallelism would win, and by how much; else nothing."""
-    found = _cut_report(request, best)
-    if found is None or found["times"] < 1 + GAIN_MIN:
-        return ""
-    return (
-        f"tensor parallelism: distributed-llama on {found['boards']} of the boards would give "
-        f"{rounded(found['tokens_per_s'])} tokens/s, {rounded(found['times'])} times the plan's"
-    )
-
-
-def _left_out_lines(wanted: Wanted, best: Best) -> Iterator[str]:
-    """A line for each device without a stage; boards that are alike have one together."""
-    boards = {site.name: site.profile.name for site in wanted.request.sites}
-    alike: dict[tuple[str, str], list[str]] = {}
-    for name, why in best.left_out.items():
-        alike.setdefault((boards[name] if wanted.survey is None else name, why), []).append(name)
-    for (board, why), names in alike.items():
-        which = f"{names[0]} is" if len(names) == 1 else f"{len(names)}x {board} are"
-        yield from _filled(f"{which} left out: {why}")
-    if wanted.survey is not None:
-        for name, why in wanted.survey.left_out.items():
-            yield from _filled(f"{name} is left out: it says that it has {why}, which cannot be")
-        for name, why in wanted.survey.absent.items():
-            yield from _filled(f"{name} is left out: it is absent ({why})")
-
-
-def _boards(places: Sequence[Site]) -> str:
-    counts = Counter(place.profile.name for place in places)
-    return ", ".join(name if count == 1 else f"{count}x {name}" for name, count in counts.items())
-
-
-def _filled(text: str, width: int = WIDTH) -> list[str]:
-    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
-
-
-def absent_report(without: Sequence[Without] | None, asked: Survey | None) -> dict[str, Any] | None:
+def _absent(wanted: Wanted, plan: Plan) -> dict[str, Any]:
     """For each device of a cluster file that the plan uses what a head does while it is absent.
 
     `was_asked` says whether all were asked whether they are there, and `not_there` which are not, and why.
     """
-    if without is None:
-        return None
-    found = [
-        {
-            "device": each.device,
-            "fits": each.plan is not None,
-            "tokens_per_s": None if each.plan is None else each.plan.forecast.tokens_per_s,
-            "short_bytes": each.short_bytes,
-        }
-        for each in without
-    ]
     return {
-        "was_asked": asked is not None,
-        "not_there": {} if asked is None else asked.absent,
-        "without": found,
+        "was_asked": wanted.survey is not None,
+        "not_there": {} if wanted.survey is None else wanted.survey.absent,
+        "without": [
+            {
+                "device": each.device,
+                "fits": each.plan is not None,
+                "tokens_per_s": None if each.plan is None else each.plan.forecast.tokens_per_s,
+                "short_bytes": each.short_bytes,
+            }
+            for each in without_each(wanted.request, plan)
+        ],
     }
 
 
-def absent_lines(without: Sequence[Without] | None, asked: Survey | None) -> Iterator[str]:
-    """The same for people."""
-    if without is None:
-        return
-    yield "\nif one is lost" if asked is not None else "\nabsent devices (none was asked whether it is there)"
-    yield "  a head begins without one if the model fits the others, and takes it in later"
-    for each in without:
-        left = "nothing is left"
-        if each.short_bytes:
-            left = f"does not fit: the others lack {mib(each.short_bytes)}"
-        if each.plan is not None:
-            left = f"{rounded(each.plan.forecast.tokens_per_s)} tokens/s"
-        yield f"  without {each.device:<{NAME_WIDTH}}{left}"
-
-
-def _helped(best: Best, option: Option) -> float:
-    """The rate with a change, by its gain."""
-    return best.tokens_per_s * (1 + (option.gain or 0.0))
-
-
-def _forecast_lines(request: PlanRequest, best: Best) -> Iterator[str]:
-    plan, found = best.plan, best.plan.forecast
-    each = f", {rounded(best.tokens_per_s / request.users)} each" if request.users > 1 else ""
-    yield f"forecast: {rounded(best.tokens_per_s)} tokens/s{each}"
-    if plan.guesses:
-        yield f"  guessing pays: plain decoding would give {rounded(plan.plain.tokens_per_s)}"
-        slots = "1 slot" if plan.window == 1 else f"{plan.window} slots"
-        nodes = "1 node" if found.nodes == 1 else f"{found.nodes} nodes"
-        yield f"  --method {DEFAULT}: about {nodes} a slot, {slots} in flight"
-    elif request.drafter is not None and plan.guessed is None:
-        yield from _filled(
-            f"  {request.drafter.name} has no room beside the model: the forecast is for --method "
-            f"{WITHOUT_GUESSES}; --drafter {FALLBACK} needs none"
-        )
-    elif request.drafter is not None:
-        yield from _filled(
-            f"  guessing does not pay: the forecast is for --method {WITHOUT_GUESSES}; {DEFAULT}, the "
-            "default, tries guesses and does without where they are slower"
-        )
-    first = [f"{duration(seconds)} after {size}" for size, seconds in _first_tokens(request, plan).items()]
-    if first:
-        yield from _filled(f"  first token of an answer: {', '.join(first)} tokens of prompt")
-    yield f"  a slot takes {duration(found.slot_s)}, a trip {duration(found.trip_s)}"
-    yield "limited by"
-    yield from (f"  {line}" for line in limits(request, plan))
-
-
-def _first_tokens(request: PlanRequest, plan: Plan) -> dict[int, float]:
-    """Seconds to an answer's first token, by the tokens of its prompt."""
-    return {size: first_token_s(request, plan, size) for size in PROMPTS if size < request.context}
-
-
-def assumptions(wanted: Wanted, plan: Plan) -> list[str]:
+def _assumptions(args: argparse.Namespace, wanted: Wanted, plan: Plan) -> list[str]:
     """What the forecast stands on."""
     request = wanted.request
+    partition, arrangement = Partition(request), plan.split.arrangement
     found = [
         "each board does what its profile says; a tenth of its memory is its system's"
         if wanted.survey is None
         else "each device is as fast as it, or the file, says; memory is what is free now",
-        *_link_lines(wanted),
+        *_link_lines(args, wanted),
         f"{request.typical_context} tokens of context on average",
     ]
-    cautions = {
-        place.profile.name: place.profile.caution for place in (*plan.split.arrangement.order, plan.head)
-    }
+    cautions = {place.profile.name: place.profile.caution for place in (*arrangement.order, plan.head)}
     found += [f"{board}: {caution}" for board, caution in cautions.items() if caution]
     found += plan.bases
     if plan.guesses and request.drafter is not None:
         source = "else give --acceptance"
-        if wanted.is_acceptance_given:
+        if args.acceptance is not None:
             source = "as you say"
         elif wanted.is_acceptance_published:
             source = f"as is published of it; {source}"
         found.append(f"{request.drafter.acceptance:.1%} of the drafter's best guesses are right; {source}")
-    is_on_cores = request.drafter is not None and request.drafter.shape is not None
-    if plan.guesses and is_on_cores and not plan.is_head_free and plan.head.shared is None:
+    if plan.guesses and partition.drafts_on_cores and not plan.is_head_free and plan.head.shared is None:
         found.append("head and stage share a device: each takes twice as long there")
-    partition = Partition(request)
-    times = {
-        each.site.shared.host: (each.site.shared.cores, partition.slowdown(plan.split.arrangement, each.site))
+    hosts = Counter(each.shared.host for each in request.stage_sites if each.shared is not None)
+    shares = {
+        each.site.shared.host: (each.site.shared.cores, partition.slowdown(arrangement, each.site))
         for each in plan.stages
         if each.site.shared is not None
     }
-    hosts = Counter(each.shared.host for each in request.stage_sites if each.shared is not None)
-    for host, (cores, slowdown) in times.items():
-        if hosts[host] == 1 and slowdown == 1:
-            continue
-        among = f"what runs on {host} shares its {'1 core' if cores == 1 else f'{cores} cores'}"
-        found.append(f"{among}" + (f": each takes {rounded(slowdown)} times as long" if slowdown > 1 else ""))
+    for host, (cores, slowdown) in shares.items():
+        if hosts[host] > 1 or slowdown > 1:
+            longer = f": each takes {rounded(slowdown)} times as long" if slowdown > 1 else ""
+            found.append(f"what runs on {host} shares its {counted(cores, 'core')}{longer}")
     return found
 
 
-def _link_lines(wanted: Wanted) -> Iterator[str]:
+def _link_lines(args: argparse.Namespace, wanted: Wanted) -> Iterator[str]:
     """The links, and where they are from."""
     network = wanted.request.network
     usual, others = network.default, len(network.pairs)
@@ -608,7 +375,7 @@ def _link_lines(wanted: Wanted) -> Iterator[str]:
     if wanted.links != GIVEN:
         yield f"links of {_link(usual)}{more}; {LINK_SOURCES[wanted.links]}"
         return
-    of_all = [text for text in wanted.typed if "=" not in text]
+    of_all = [text for text in args.link if "=" not in text]
     if not of_all:
         yield f"links of {_link(usual)}; else give --link; {more.removeprefix(', and ')} as you say"
     elif "/" not in of_all[-1]:
@@ -622,13 +389,155 @@ def _link(link: LinkSpec) -> str:
     return f"{link.bandwidth_mbps:g} Mbit/s and {1000 * link.delay_s:g} ms"
 
 
-def _fits(plan: Plan) -> bool:
-    return (
-        all(stage.total_bytes <= stage.site.memory_bytes for stage in plan.stages)
-        and plan.head_bytes <= plan.head.memory_bytes
+# ------------------------------------------------------------------------------------------------------- text
+
+
+def plan_lines(
+    args: argparse.Namespace, wanted: Wanted, plan: Plan, found: Mapping[str, Any]
+) -> Iterator[str]:
+    """What is `found`, for people."""
+    request, head, tokens_per_s = wanted.request, found["head"], found["tokens_per_s"]
+    users = "one user" if request.users == 1 else f"{request.users} users"
+    yield (
+        f"{PurePath(request.shape.name).name} in {plan.precision}, {users}, context {request.context}: "
+        f"layers on {len(plan.stages)} of {len(request.sites)} devices"
     )
+    if args.shape is None and args.model == BUNDLED:
+        yield f"the {TOY}; name another: --model or --shape"
+    if wanted.survey is None:
+        boards = Counter(place.profile.name for place in request.sites)
+        counts = (name if count == 1 else f"{count}x {name}" for name, count in boards.items())
+        yield from _filled(f"devices: {', '.join(counts)}")
+    heads = f"{'layers':>8}{'weights':>10}{'cache':>10}{'needs':>10}{'has':>10}{'a slot':>8}"
+    yield f"\n{'stage':<{NAME_WIDTH}}{heads}"
+    needs = (
+        f"needs: weights, cache, {mib(WORK_BYTES)} to work in, {mib(PROCESS_BYTES)} for the daemon, which "
+    )
+    needs += "mostly takes less"
+    for stage in found["stages"]:
+        layers = f"{stage['layers'][0]}-{stage['layers'][1] - 1}"
+        sizes = [mib(stage[f"{name}_bytes"]) for name in ("weight", "cache", "total", "memory")]
+        columns = "".join(f"{size:>10}" for size in sizes)
+        yield f"{stage['device']:<{NAME_WIDTH}}{layers:>8}{columns}{stage['slot_ms']:>5.0f} ms"
+        if stage["device"] == head["device"]:
+            drafter_bytes = stage["other_bytes"] - 2 * PROCESS_BYTES
+            drafter = f" and {mib(drafter_bytes)} for the drafter" if drafter_bytes else ""
+            needs += f"; on {head['device']} {mib(PROCESS_BYTES)} for the head{drafter}, too"
+    yield from _filled(needs)
+    room = f"no stage there, {mib(head['bytes'])} of {mib(plan.head.memory_bytes)}"
+    where = "beside its stage" if head["runs_a_stage"] else room
+    yield f"head{' and drafter' if plan.guesses else ''} on {head['device']}: {where}"
+    accepted = f", {request.drafter.acceptance:.1%} of its best guesses right" if request.drafter else ""
+    first, *others = wanted.drafters or (NONE,)
+    beside = f"; what {' and '.join(others)} will guess, too, is not counted" if others else ""
+    yield from _filled(f"drafter {first}{wanted.drafter_note}{accepted}{beside}")
+    yield from _left_out_lines(wanted, found["why_not_used"])
+    yield from _forecast_lines(request, plan, found)
+    if _is_shared(plan):
+        yield from _filled(_beside_one(wanted, found))
+    cut = found["tensor_parallel"]
+    if cut is not None and cut["times"] >= 1 + GAIN_MIN:
+        yield from _filled(
+            f"tensor parallelism: distributed-llama on {cut['boards']} of the boards would give "
+            f"{rounded(cut['tokens_per_s'])} tokens/s, {rounded(cut['times'])} times the plan's"
+        )
+    helps = found["would_help"][:HELPS_SHOWN]
+    width = max([HELP_WIDTH, *(len(each["change"]) + 1 for each in helps)])
+    yield from ["\nwould help"] if helps else []
+    for each in helps:
+        rate = rounded(each["tokens_per_s"])
+        yield f"  {each['change']:<{width}}{each['gain'] or 0:>+7.0%}{rate:>7} tokens/s"
+    if (download := found["would_download"]) is not None:
+        yield ""
+        yield from _filled(
+            f"a drafter that is not here would give {download['gain']:+.0%}: chat with --drafter "
+            f"{download['drafter']} downloads it"
+        )
+    if (by_hand := found["by_hand"]) is not None:
+        rate, share = rounded(by_hand["tokens_per_s"]), by_hand["tokens_per_s"] / tokens_per_s
+        counts = (str(end - first) for first, end in (stage["layers"] for stage in by_hand["stages"]))
+        yield f"\nby hand, {','.join(counts)}"
+        short = [each["device"] for each in by_hand["stages"] if each["total_bytes"] > each["memory_bytes"]]
+        lacks = f"; does not fit {', '.join(short)}" if short else ""
+        yield f"  {rate} tokens/s, {share:.0%} of the plan's{lacks}"
+    yield "\nassumed"
+    for line in found["assumptions"]:
+        yield from (f"  {part}" for part in _filled(line, WIDTH - 2))
+    if by_hand is not None and args.layers is None:
+        yield ""
+        yield from _filled(f"chat runs the layers by hand, which are those of {args.cluster}")
+    if found["absent"] is not None:
+        yield from _absent_lines(found["absent"])
 
 
-def _lacks(plan: Plan) -> str:
-    short = [stage.site.name for stage in plan.stages if stage.total_bytes > stage.site.memory_bytes]
-    return f"; does not fit {', '.join(short)}" if short else ""
+def _left_out_lines(wanted: Wanted, left_out: Mapping[str, str]) -> Iterator[str]:
+    """A line for each device without a stage; boards that are alike have one together."""
+    boards = {site.name: site.profile.name for site in wanted.request.sites}
+    alike: dict[tuple[str, str], list[str]] = {}
+    for name, why in left_out.items():
+        alike.setdefault((boards[name] if wanted.survey is None else name, why), []).append(name)
+    for (board, why), names in alike.items():
+        which = f"{names[0]} is" if len(names) == 1 else f"{len(names)}x {board} are"
+        yield from _filled(f"{which} left out: {why}")
+    if wanted.survey is not None:
+        for name, why in wanted.survey.left_out.items():
+            yield from _filled(f"{name} is left out: it says that it has {why}, which cannot be")
+        for name, why in wanted.survey.absent.items():
+            yield from _filled(f"{name} is left out: it is absent ({why})")
+
+
+def _forecast_lines(request: PlanRequest, plan: Plan, found: Mapping[str, Any]) -> Iterator[str]:
+    rate = found["tokens_per_s"]
+    each = f", {rounded(rate / request.users)} each" if request.users > 1 else ""
+    yield f"\nforecast: {rounded(rate)} tokens/s{each}"
+    if plan.guesses:
+        nodes, slots = counted(found["nodes_per_slot"], "node"), counted(plan.window, "slot")
+        yield f"  guessing pays: plain decoding would give {rounded(found['plain_tokens_per_s'])}"
+        yield f"  --method {DEFAULT}: about {nodes} a slot, {slots} in flight"
+    elif request.drafter is not None and plan.guessed is None:
+        yield from _filled(
+            f"  {request.drafter.name} has no room beside the model: the forecast is for --method "
+            f"{WITHOUT_GUESSES}; --drafter {FALLBACK} needs none"
+        )
+    elif request.drafter is not None:
+        yield from _filled(
+            f"  guessing does not pay: the forecast is for --method {WITHOUT_GUESSES}; {DEFAULT}, the "
+            "default, tries guesses and does without where they are slower"
+        )
+    first = [f"{duration(seconds)} after {size}" for size, seconds in found["first_token_s"].items()]
+    if first:
+        yield from _filled(f"  first token of an answer: {', '.join(first)} tokens of prompt")
+    yield f"  a slot takes {duration(plan.forecast.slot_s)}, a trip {duration(plan.forecast.trip_s)}"
+    yield "limited by"
+    yield from (f"  {line}" for line in found["limits"])
+
+
+def _beside_one(wanted: Wanted, found: Mapping[str, Any]) -> str:
+    """Whether more than one device is worth it."""
+    one = found["alone"]
+    if one is None:
+        return "alone: the model fits none of the devices by itself"
+    name = f"one {one['board']}" if wanted.survey is None else one["device"]
+    how = "without guesses" if one["drafter"] is None else f"with {one['drafter']}"
+    times = rounded(found["tokens_per_s"] / one["tokens_per_s"])
+    lacks = f"; {one['no_room_for']} has no room there beside the model" if one["no_room_for"] else ""
+    rate = rounded(one["tokens_per_s"])
+    return f"alone: {name} {how} gives {rate} tokens/s; the plan is {times} times as fast{lacks}"
+
+
+def _absent_lines(absent: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "\nif one is lost" if absent["was_asked"] else "\nabsent devices (none was asked whether it is there)"
+    )
+    yield "  a head begins without one if the model fits the others, and takes it in later"
+    for each in absent["without"]:
+        left = "nothing is left"
+        if each["fits"]:
+            left = f"{rounded(each['tokens_per_s'])} tokens/s"
+        elif each["short_bytes"]:
+            left = f"does not fit: the others lack {mib(each['short_bytes'])}"
+        yield f"  without {each['device']:<{NAME_WIDTH}}{left}"
+
+
+def _filled(text: str, width: int = WIDTH) -> list[str]:
+    return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
