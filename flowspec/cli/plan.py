@@ -131,12 +131,12 @@ def run(args: argparse.Namespace) -> int:
     wanted = read_plan_request(args)
     by_hand = _by_hand(args, wanted.request)
     try:
-        plan = _planned(wanted)
+        plan = _make_plan(wanted)
     except ModelDoesNotFitError as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
-    found = report(args, wanted, plan, by_hand)
-    print(json.dumps(found) if args.json else "\n".join(plan_lines(args, wanted, plan, found)))
+    report = make_report(args, wanted, plan, by_hand)
+    print(json.dumps(report) if args.json else "\n".join(plan_lines(args, wanted, plan, report)))
     return 0
 
 
@@ -161,7 +161,7 @@ def _by_hand(args: argparse.Namespace, request: PlanRequest) -> Plan | None:
     return rate_split(request, order, head, checked_split(layers, request.shape.layers, len(order)))
 
 
-def _planned(wanted: Wanted) -> Plan:
+def _make_plan(wanted: Wanted) -> Plan:
     """The plan that is fastest; of devices that were asked chat's, but with all the memory that is free, of
     which chat's counts what may be needed."""
     request = wanted.request
@@ -175,7 +175,7 @@ def _planned(wanted: Wanted) -> Plan:
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def report(args: argparse.Namespace, wanted: Wanted, plan: Plan, by_hand: Plan | None) -> dict[str, Any]:
+def make_report(args: argparse.Namespace, wanted: Wanted, plan: Plan, by_hand: Plan | None) -> dict[str, Any]:
     """What `--json` prints, and text is made of."""
     request, drafter, rate = wanted.request, wanted.request.drafter, plan.forecast.tokens_per_s
     helps = improvements(request, plan)
@@ -212,12 +212,12 @@ def report(args: argparse.Namespace, wanted: Wanted, plan: Plan, by_hand: Plan |
         "would_download": download and {"drafter": download[0].row.drafter, "gain": download[1]},
         "assumptions": _assumptions(args, wanted, plan),
         "by_hand": by_hand and {**_numbers(by_hand), "fits": _fits(by_hand)},
-        "absent": None if args.cluster is None else _absent(wanted, plan),
+        "absent": None if args.cluster is None else _absence(wanted, plan),
     }
 
 
 def _numbers(plan: Plan) -> dict[str, Any]:
-    found = plan.forecast
+    forecast = plan.forecast
     return {
         "precision": plan.precision,
         "stages": [
@@ -239,12 +239,12 @@ def _numbers(plan: Plan) -> dict[str, Any]:
         "method": DEFAULT if plan.guesses else WITHOUT_GUESSES,
         "guessing_pays": plan.guesses,
         "window": plan.window,
-        "tokens_per_s": found.tokens_per_s,
+        "tokens_per_s": forecast.tokens_per_s,
         "plain_tokens_per_s": plan.plain.tokens_per_s,
-        "nodes_per_slot": found.nodes,
-        "slot_ms": 1000 * found.slot_s,
-        "trip_ms": 1000 * found.trip_s,
-        "missed": found.missed if plan.guesses else None,
+        "nodes_per_slot": forecast.nodes,
+        "slot_ms": 1000 * forecast.slot_s,
+        "trip_ms": 1000 * forecast.trip_s,
+        "missed": forecast.missed if plan.guesses else None,
     }
 
 
@@ -266,7 +266,7 @@ def _alone(request: PlanRequest) -> dict[str, Any] | None:
     beside the model there."""
     own = request.drafter
     drafters = [own] if own is None else [own, without_model(request.shape)]
-    found, seen = list[dict[str, Any]](), []
+    rows, seen = list[dict[str, Any]](), []
     for place in request.stage_sites:
         if (place.profile, place.memory_bytes) in seen:
             continue
@@ -277,7 +277,7 @@ def _alone(request: PlanRequest) -> dict[str, Any] | None:
         except DoesNotFit:  # a plan may do without its drafter, so the model itself does not fit
             continue
         plan, drafter = max(plans, key=lambda each: each[0].forecast.tokens_per_s)
-        found.append(
+        rows.append(
             {
                 "device": place.name,
                 "board": place.profile.name,
@@ -286,7 +286,7 @@ def _alone(request: PlanRequest) -> dict[str, Any] | None:
                 "tokens_per_s": plan.forecast.tokens_per_s,
             }
         )
-    return max(found, key=lambda one: one["tokens_per_s"], default=None)
+    return max(rows, key=lambda row: row["tokens_per_s"], default=None)
 
 
 def _with_eagle(request: PlanRequest, tokens_per_s: float) -> Option | None:
@@ -304,7 +304,7 @@ def _with_eagle(request: PlanRequest, tokens_per_s: float) -> Option | None:
     return Option(text=text, tokens_per_s=rate, gain=gain) if gain >= GAIN_MIN else None
 
 
-def _absent(wanted: Wanted, plan: Plan) -> dict[str, Any]:
+def _absence(wanted: Wanted, plan: Plan) -> dict[str, Any]:
     """For each device of a cluster file that the plan uses what a head does while it is absent.
 
     `was_asked` says whether all were asked whether they are there, and `not_there` which are not, and why.
@@ -328,7 +328,7 @@ def _assumptions(args: argparse.Namespace, wanted: Wanted, plan: Plan) -> list[s
     """What the forecast stands on."""
     request = wanted.request
     partition, arrangement = Partition(request), plan.split.arrangement
-    found = [
+    lines = [
         "each board does what its profile says; a tenth of its memory is its system's"
         if wanted.survey is None
         else "each device is as fast as it, or the file, says; memory is what is free now",
@@ -336,17 +336,17 @@ def _assumptions(args: argparse.Namespace, wanted: Wanted, plan: Plan) -> list[s
         f"{request.typical_context} tokens of context on average",
     ]
     cautions = {place.profile.name: place.profile.caution for place in (*arrangement.order, plan.head)}
-    found += [f"{board}: {caution}" for board, caution in cautions.items() if caution]
-    found += plan.bases
+    lines += [f"{board}: {caution}" for board, caution in cautions.items() if caution]
+    lines += plan.bases
     if plan.guesses and request.drafter is not None:
         source = "else give --acceptance"
         if args.acceptance is not None:
             source = "as you say"
         elif wanted.is_acceptance_published:
             source = f"as is published of it; {source}"
-        found.append(f"{request.drafter.acceptance:.1%} of the drafter's best guesses are right; {source}")
+        lines.append(f"{request.drafter.acceptance:.1%} of the drafter's best guesses are right; {source}")
     if plan.guesses and partition.drafts_on_cores and not plan.is_head_free and plan.head.shared is None:
-        found.append("head and stage share a device: each takes twice as long there")
+        lines.append("head and stage share a device: each takes twice as long there")
     hosts = Counter(each.shared.host for each in request.stage_sites if each.shared is not None)
     shares = {
         each.site.shared.host: (each.site.shared.cores, partition.slowdown(arrangement, each.site))
@@ -356,8 +356,8 @@ def _assumptions(args: argparse.Namespace, wanted: Wanted, plan: Plan) -> list[s
     for host, (cores, slowdown) in shares.items():
         if hosts[host] > 1 or slowdown > 1:
             longer = f": each takes {rounded(slowdown)} times as long" if slowdown > 1 else ""
-            found.append(f"what runs on {host} shares its {counted(cores, 'core')}{longer}")
-    return found
+            lines.append(f"what runs on {host} shares its {counted(cores, 'core')}{longer}")
+    return lines
 
 
 def _link_lines(args: argparse.Namespace, wanted: Wanted) -> Iterator[str]:
@@ -393,10 +393,10 @@ def _link(link: LinkSpec) -> str:
 
 
 def plan_lines(
-    args: argparse.Namespace, wanted: Wanted, plan: Plan, found: Mapping[str, Any]
+    args: argparse.Namespace, wanted: Wanted, plan: Plan, report: Mapping[str, Any]
 ) -> Iterator[str]:
-    """What is `found`, for people."""
-    request, head, tokens_per_s = wanted.request, found["head"], found["tokens_per_s"]
+    """The report for people."""
+    request, head, tokens_per_s = wanted.request, report["head"], report["tokens_per_s"]
     users = "one user" if request.users == 1 else f"{request.users} users"
     yield (
         f"{PurePath(request.shape.name).name} in {plan.precision}, {users}, context {request.context}: "
@@ -407,14 +407,12 @@ def plan_lines(
     if wanted.survey is None:
         boards = Counter(place.profile.name for place in request.sites)
         counts = (name if count == 1 else f"{count}x {name}" for name, count in boards.items())
-        yield from _filled(f"devices: {', '.join(counts)}")
+        yield from _wrap(f"devices: {', '.join(counts)}")
     heads = f"{'layers':>8}{'weights':>10}{'cache':>10}{'needs':>10}{'has':>10}{'a slot':>8}"
     yield f"\n{'stage':<{NAME_WIDTH}}{heads}"
-    needs = (
-        f"needs: weights, cache, {mib(WORK_BYTES)} to work in, {mib(PROCESS_BYTES)} for the daemon, which "
-    )
-    needs += "mostly takes less"
-    for stage in found["stages"]:
+    needs = f"needs: weights, cache, {mib(WORK_BYTES)} to work in, {mib(PROCESS_BYTES)} for the daemon"
+    needs += ", which mostly takes less"
+    for stage in report["stages"]:
         layers = f"{stage['layers'][0]}-{stage['layers'][1] - 1}"
         sizes = [mib(stage[f"{name}_bytes"]) for name in ("weight", "cache", "total", "memory")]
         columns = "".join(f"{size:>10}" for size in sizes)
@@ -423,37 +421,37 @@ def plan_lines(
             drafter_bytes = stage["other_bytes"] - 2 * PROCESS_BYTES
             drafter = f" and {mib(drafter_bytes)} for the drafter" if drafter_bytes else ""
             needs += f"; on {head['device']} {mib(PROCESS_BYTES)} for the head{drafter}, too"
-    yield from _filled(needs)
+    yield from _wrap(needs)
     room = f"no stage there, {mib(head['bytes'])} of {mib(plan.head.memory_bytes)}"
     where = "beside its stage" if head["runs_a_stage"] else room
     yield f"head{' and drafter' if plan.guesses else ''} on {head['device']}: {where}"
     accepted = f", {request.drafter.acceptance:.1%} of its best guesses right" if request.drafter else ""
     first, *others = wanted.drafters or (NONE,)
     beside = f"; what {' and '.join(others)} will guess, too, is not counted" if others else ""
-    yield from _filled(f"drafter {first}{wanted.drafter_note}{accepted}{beside}")
-    yield from _left_out_lines(wanted, found["why_not_used"])
-    yield from _forecast_lines(request, plan, found)
+    yield from _wrap(f"drafter {first}{wanted.drafter_note}{accepted}{beside}")
+    yield from _left_out_lines(wanted, report["why_not_used"])
+    yield from _forecast_lines(request, plan, report)
     if _is_shared(plan):
-        yield from _filled(_beside_one(wanted, found))
-    cut = found["tensor_parallel"]
+        yield from _wrap(_alone_line(wanted, report))
+    cut = report["tensor_parallel"]
     if cut is not None and cut["times"] >= 1 + GAIN_MIN:
-        yield from _filled(
+        yield from _wrap(
             f"tensor parallelism: distributed-llama on {cut['boards']} of the boards would give "
             f"{rounded(cut['tokens_per_s'])} tokens/s, {rounded(cut['times'])} times the plan's"
         )
-    helps = found["would_help"][:HELPS_SHOWN]
+    helps = report["would_help"][:HELPS_SHOWN]
     width = max([HELP_WIDTH, *(len(each["change"]) + 1 for each in helps)])
     yield from ["\nwould help"] if helps else []
     for each in helps:
         rate = rounded(each["tokens_per_s"])
         yield f"  {each['change']:<{width}}{each['gain'] or 0:>+7.0%}{rate:>7} tokens/s"
-    if (download := found["would_download"]) is not None:
+    if (download := report["would_download"]) is not None:
         yield ""
-        yield from _filled(
+        yield from _wrap(
             f"a drafter that is not here would give {download['gain']:+.0%}: chat with --drafter "
             f"{download['drafter']} downloads it"
         )
-    if (by_hand := found["by_hand"]) is not None:
+    if (by_hand := report["by_hand"]) is not None:
         rate, share = rounded(by_hand["tokens_per_s"]), by_hand["tokens_per_s"] / tokens_per_s
         counts = (str(end - first) for first, end in (stage["layers"] for stage in by_hand["stages"]))
         yield f"\nby hand, {','.join(counts)}"
@@ -461,13 +459,13 @@ def plan_lines(
         lacks = f"; does not fit {', '.join(short)}" if short else ""
         yield f"  {rate} tokens/s, {share:.0%} of the plan's{lacks}"
     yield "\nassumed"
-    for line in found["assumptions"]:
-        yield from (f"  {part}" for part in _filled(line, WIDTH - 2))
+    for line in report["assumptions"]:
+        yield from (f"  {part}" for part in _wrap(line, WIDTH - 2))
     if by_hand is not None and args.layers is None:
         yield ""
-        yield from _filled(f"chat runs the layers by hand, which are those of {args.cluster}")
-    if found["absent"] is not None:
-        yield from _absent_lines(found["absent"])
+        yield from _wrap(f"chat runs the layers by hand, which are those of {args.cluster}")
+    if report["absent"] is not None:
+        yield from _absent_lines(report["absent"])
 
 
 def _left_out_lines(wanted: Wanted, left_out: Mapping[str, str]) -> Iterator[str]:
@@ -478,57 +476,56 @@ def _left_out_lines(wanted: Wanted, left_out: Mapping[str, str]) -> Iterator[str
         alike.setdefault((boards[name] if wanted.survey is None else name, why), []).append(name)
     for (board, why), names in alike.items():
         which = f"{names[0]} is" if len(names) == 1 else f"{len(names)}x {board} are"
-        yield from _filled(f"{which} left out: {why}")
+        yield from _wrap(f"{which} left out: {why}")
     if wanted.survey is not None:
         for name, why in wanted.survey.left_out.items():
-            yield from _filled(f"{name} is left out: it says that it has {why}, which cannot be")
+            yield from _wrap(f"{name} is left out: it says that it has {why}, which cannot be")
         for name, why in wanted.survey.absent.items():
-            yield from _filled(f"{name} is left out: it is absent ({why})")
+            yield from _wrap(f"{name} is left out: it is absent ({why})")
 
 
-def _forecast_lines(request: PlanRequest, plan: Plan, found: Mapping[str, Any]) -> Iterator[str]:
-    rate = found["tokens_per_s"]
+def _forecast_lines(request: PlanRequest, plan: Plan, report: Mapping[str, Any]) -> Iterator[str]:
+    rate = report["tokens_per_s"]
     each = f", {rounded(rate / request.users)} each" if request.users > 1 else ""
     yield f"\nforecast: {rounded(rate)} tokens/s{each}"
     if plan.guesses:
-        nodes, slots = counted(found["nodes_per_slot"], "node"), counted(plan.window, "slot")
-        yield f"  guessing pays: plain decoding would give {rounded(found['plain_tokens_per_s'])}"
+        nodes, slots = counted(report["nodes_per_slot"], "node"), counted(plan.window, "slot")
+        yield f"  guessing pays: plain decoding would give {rounded(report['plain_tokens_per_s'])}"
         yield f"  --method {DEFAULT}: about {nodes} a slot, {slots} in flight"
     elif request.drafter is not None and plan.guessed is None:
-        yield from _filled(
+        yield from _wrap(
             f"  {request.drafter.name} has no room beside the model: the forecast is for --method "
             f"{WITHOUT_GUESSES}; --drafter {FALLBACK} needs none"
         )
     elif request.drafter is not None:
-        yield from _filled(
+        yield from _wrap(
             f"  guessing does not pay: the forecast is for --method {WITHOUT_GUESSES}; {DEFAULT}, the "
             "default, tries guesses and does without where they are slower"
         )
-    first = [f"{duration(seconds)} after {size}" for size, seconds in found["first_token_s"].items()]
+    first = [f"{duration(seconds)} after {size}" for size, seconds in report["first_token_s"].items()]
     if first:
-        yield from _filled(f"  first token of an answer: {', '.join(first)} tokens of prompt")
+        yield from _wrap(f"  first token of an answer: {', '.join(first)} tokens of prompt")
     yield f"  a slot takes {duration(plan.forecast.slot_s)}, a trip {duration(plan.forecast.trip_s)}"
     yield "limited by"
-    yield from (f"  {line}" for line in found["limits"])
+    yield from (f"  {line}" for line in report["limits"])
 
 
-def _beside_one(wanted: Wanted, found: Mapping[str, Any]) -> str:
+def _alone_line(wanted: Wanted, report: Mapping[str, Any]) -> str:
     """Whether more than one device is worth it."""
-    one = found["alone"]
+    one = report["alone"]
     if one is None:
         return "alone: the model fits none of the devices by itself"
     name = f"one {one['board']}" if wanted.survey is None else one["device"]
     how = "without guesses" if one["drafter"] is None else f"with {one['drafter']}"
-    times = rounded(found["tokens_per_s"] / one["tokens_per_s"])
+    times = rounded(report["tokens_per_s"] / one["tokens_per_s"])
     lacks = f"; {one['no_room_for']} has no room there beside the model" if one["no_room_for"] else ""
     rate = rounded(one["tokens_per_s"])
     return f"alone: {name} {how} gives {rate} tokens/s; the plan is {times} times as fast{lacks}"
 
 
 def _absent_lines(absent: Mapping[str, Any]) -> Iterator[str]:
-    yield (
-        "\nif one is lost" if absent["was_asked"] else "\nabsent devices (none was asked whether it is there)"
-    )
+    asked, not_asked = "if one is lost", "absent devices (none was asked whether it is there)"
+    yield f"\n{asked if absent['was_asked'] else not_asked}"
     yield "  a head begins without one if the model fits the others, and takes it in later"
     for each in absent["without"]:
         left = "nothing is left"
@@ -539,5 +536,5 @@ def _absent_lines(absent: Mapping[str, Any]) -> Iterator[str]:
         yield f"  without {each['device']:<{NAME_WIDTH}}{left}"
 
 
-def _filled(text: str, width: int = WIDTH) -> list[str]:
+def _wrap(text: str, width: int = WIDTH) -> list[str]:
     return textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
