@@ -42,6 +42,8 @@ from flowspec.plan.planner import DoesNotFit
 from flowspec.plan.shape import ModelShape
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster import pick_context
+from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.default_drafter import Taken
 from flowspec.runtime.planning.plan_inputs import model_weights
 from flowspec.runtime.session import pick_dtype
 
@@ -75,9 +77,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=positive, metavar="TOKENS", help="memory is reserved for it (default: 4096)"
     )
     add_cache_argument(group)
-    parser.set_defaults(
-        shape=None, drafter=[(FALLBACK,)], acceptance=None, users=1, head=None, all_devices=False
-    )  # of a plan, which are its own defaults; others are compared with n-grams
+    # of a plan, which are its own defaults
+    parser.set_defaults(shape=None, acceptance=None, users=1, head=None, all_devices=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -124,7 +125,8 @@ def _rate(args: argparse.Namespace, shape: ModelShape, dtype: str, files: ModelF
     weights, most = weights_of(shape), limits.CONTEXT_MAX
     if files is not None:
         weights, most = model_weights(files, shape), files.spec.context_max
-    return on(wanted_of(args, shape, weights, (dtype,), pick_context(args.context, most)).request)
+    context, taken = pick_context(args.context, most), Taken(decoding=Decoding(drafters=(FALLBACK,)))
+    return on(wanted_of(args, shape, weights, (dtype,), context, taken).request)
 
 
 def _precision(args: argparse.Namespace) -> tuple[str, ModelFiles | None]:

@@ -81,9 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=positive, metavar="TOKENS", help="memory is reserved for it (default: 4096)"
     )
     add_cache_argument(group)
-    parser.set_defaults(
-        shape=None, drafter=None, acceptance=None, users=1, head=None, all_devices=False
-    )  # of a plan, which are its own defaults
+    # of a plan, which are its own defaults
+    parser.set_defaults(shape=None, acceptance=None, users=1, head=None, all_devices=False)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -113,11 +113,12 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
         raise InputError(f"--dtype: expected {', '.join(PRECISION_BYTES)}, got {wrong[0]!r:.80}")
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
-    taken = None
+    decoding = Decoding(drafters=joined(args.drafter))
+    taken = Taken(decoding=decoding)
     if args.shape is None:
-        taken = taken_for(Decoding(drafters=joined(args.drafter)), args.model, args.cluster)
+        taken = taken_for(decoding, args.model, args.cluster)
     wanted = wanted_of(args, shape, weights, precisions, context, taken)
-    if wanted.taken.drafter is None:
+    if taken.drafter is None:
         return replace(wanted, drafter_note="" if args.drafter else ", the default")
     try:
         make_plan(wanted.request)
@@ -138,14 +139,11 @@ def wanted_of(
     weights: ModelWeights,
     precisions: tuple[str, ...],
     context: int,
-    taken: Taken | None = None,
+    taken: Taken,
 ) -> Wanted:
-    """What the flags ask for of a model that is known, with the drafter that is taken where they name none;
-    raises as `read_plan_request`."""
+    """What the flags ask for of a model and a drafter that are known; raises as `read_plan_request`."""
     placed = {} if args.cluster is None else read_drafters(args.cluster)
-    model = args.model if args.shape is None else args.shape
-    taken = taken or Taken(decoding=Decoding(drafters=joined(args.drafter)))
-    drafters = taken.decoding.drafters_for(model, tuple(placed))
+    drafters = taken.decoding.drafters_for(args.shape or args.model, tuple(placed))
     drafter = drafter_inputs(drafters, placed, shape, may_fetch=taken.decoding.may_fetch)
     planned = drafter.planned
     if planned is not None and args.acceptance is not None:
