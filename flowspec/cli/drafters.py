@@ -16,7 +16,7 @@ from typing import Any
 
 from flowspec.cli.console import working
 from flowspec.cli.options import add_cache_argument, positive
-from flowspec.cli.plan_request import add_device_arguments, wanted_of
+from flowspec.cli.plan_request import add_device_arguments, make_plan_inputs
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import FILED, PRECISION_BYTES
 from flowspec.draft.choosing import (
@@ -126,7 +126,7 @@ def _rate(args: argparse.Namespace, shape: ModelShape, dtype: str, files: ModelF
     if files is not None:
         weights, most = model_weights(files, shape), files.spec.context_max
     context, taken = pick_context(args.context, most), Taken(decoding=Decoding(drafters=(FALLBACK,)))
-    return on(wanted_of(args, shape, weights, (dtype,), context, taken).request)
+    return on(make_plan_inputs(args, shape, weights, (dtype,), context, taken).request)
 
 
 def _precision(args: argparse.Namespace) -> tuple[str, ModelFiles | None]:

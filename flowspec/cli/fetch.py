@@ -18,7 +18,7 @@ from typing import Any
 
 from flowspec.bench.console import show
 from flowspec.cli.options import add_cache_argument, positive
-from flowspec.cli.plan_request import add_device_arguments, wanted_of
+from flowspec.cli.plan_request import add_device_arguments, make_plan_inputs
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import FILED, OF_ANY_MODEL
 from flowspec.errors import InputError
@@ -188,13 +188,13 @@ def _outlooks(args: argparse.Namespace, repository: str, choices: Sequence[Choic
         shape, dtype, context = _look(args, repository, shown, Path(folder))
     precisions = (dtype,) if shown is None else (FILED, dtype) if dtype != FILED else (FILED,)
     taken = taken_for(Decoding(), args.model, args.cluster)
-    wanted = wanted_of(args, shape, weights_of(shape), precisions, context, taken).request
+    request = make_plan_inputs(args, shape, weights_of(shape), precisions, context, taken).request
     found = []
     for choice in choices:
         precision = dtype if choice.name == CHECKPOINT else FILED
         size = choice.size_bytes / max(1, shape.params + (0 if shape.is_tied else shape.head_params))
         own = shape if precision != FILED else replace(shape, filed_bytes=size)
-        found.append(_outlook(choice, replace(wanted, shape=own, precisions=(precision,))))
+        found.append(_outlook(choice, replace(request, shape=own, precisions=(precision,))))
     return found
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from flowspec.bench.planned import PROMPTS, first_token_s
 from flowspec.cli.options import add_cache_argument, drafter_names, number_list, positive
 from flowspec.cli.parser import Rare
-from flowspec.cli.plan_request import GIVEN, Wanted, add_device_arguments, read_plan_request
+from flowspec.cli.plan_request import GIVEN, PlanInputs, add_device_arguments, read_plan_inputs
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.stage.slots import WORK_BYTES
@@ -128,15 +128,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.users > REQUESTS_MAX:
         raise InputError(f"--users: expected at most {REQUESTS_MAX}, got {args.users}")
-    wanted = read_plan_request(args)
-    by_hand = _by_hand(args, wanted.request)
+    inputs = read_plan_inputs(args)
+    by_hand = _by_hand(args, inputs.request)
     try:
-        plan = _make_plan(wanted)
+        plan = _make_plan(inputs)
     except ModelDoesNotFitError as refusal:
         print(json.dumps(refusal.report) if args.json else refusal)
         return refusal.exit_status
-    report = make_report(args, wanted, plan, by_hand)
-    print(json.dumps(report) if args.json else "\n".join(plan_lines(args, wanted, plan, report)))
+    report = make_report(args, inputs, plan, by_hand)
+    print(json.dumps(report) if args.json else "\n".join(plan_lines(args, inputs, plan, report)))
     return 0
 
 
@@ -161,13 +161,13 @@ def _by_hand(args: argparse.Namespace, request: PlanRequest) -> Plan | None:
     return rate_split(request, order, head, checked_split(layers, request.shape.layers, len(order)))
 
 
-def _make_plan(wanted: Wanted) -> Plan:
+def _make_plan(inputs: PlanInputs) -> Plan:
     """The plan that is fastest; of devices that were asked chat's, but with all the memory that is free, of
     which chat's counts what may be needed."""
-    request = wanted.request
-    if wanted.survey is None:
+    request = inputs.request
+    if inputs.survey is None:
         return plan_or_refuse(request)
-    plan = choose(request, wanted.survey).plan
+    plan = choose(request, inputs.survey).plan
     sites = {site.name: site for site in request.sites}
     return replace(plan, stages=tuple(replace(stage, site=sites[stage.site.name]) for stage in plan.stages))
 
@@ -175,15 +175,17 @@ def _make_plan(wanted: Wanted) -> Plan:
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def make_report(args: argparse.Namespace, wanted: Wanted, plan: Plan, by_hand: Plan | None) -> dict[str, Any]:
+def make_report(
+    args: argparse.Namespace, inputs: PlanInputs, plan: Plan, by_hand: Plan | None
+) -> dict[str, Any]:
     """What `--json` prints, and text is made of."""
-    request, drafter, rate = wanted.request, wanted.request.drafter, plan.forecast.tokens_per_s
+    request, drafter, rate = inputs.request, inputs.request.drafter, plan.forecast.tokens_per_s
     helps = improvements(request, plan)
-    download = best_download(wanted.taken.candidates, on(request), drafter)
+    download = best_download(inputs.taken.candidates, on(request), drafter)
     if download is None and (eagle := _with_eagle(request, rate)):
         helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
     left_out = why_left_out(request, plan)
-    if wanted.survey is None:  # else the head is where the user is, whatever suits it
+    if inputs.survey is None:  # else the head is where the user is, whatever suits it
         left_out.pop(plan.head.name, None)
     cut = best_cut(request, plan.precision) if request.users == 1 else None
     return {
@@ -196,7 +198,7 @@ def make_report(args: argparse.Namespace, wanted: Wanted, plan: Plan, by_hand: P
         "first_token_s": {
             size: first_token_s(request, plan, size) for size in PROMPTS if size < request.context
         },
-        "drafters": list(wanted.drafters),
+        "drafters": list(inputs.drafters),
         "acceptance": None if drafter is None else drafter.acceptance,
         "not_used": list(left_out),
         "why_not_used": left_out,
@@ -210,9 +212,9 @@ def make_report(args: argparse.Namespace, wanted: Wanted, plan: Plan, by_hand: P
             for each in helps
         ],
         "would_download": download and {"drafter": download[0].row.drafter, "gain": download[1]},
-        "assumptions": _assumptions(args, wanted, plan),
+        "assumptions": _assumptions(args, inputs, plan),
         "by_hand": by_hand and {**_numbers(by_hand), "fits": _fits(by_hand)},
-        "absent": None if args.cluster is None else _absence(wanted, plan),
+        "absent": None if args.cluster is None else _absence(inputs, plan),
     }
 
 
@@ -304,14 +306,14 @@ def _with_eagle(request: PlanRequest, tokens_per_s: float) -> Option | None:
     return Option(text=text, tokens_per_s=rate, gain=gain) if gain >= GAIN_MIN else None
 
 
-def _absence(wanted: Wanted, plan: Plan) -> dict[str, Any]:
+def _absence(inputs: PlanInputs, plan: Plan) -> dict[str, Any]:
     """For each device of a cluster file that the plan uses what a head does while it is absent.
 
     `was_asked` says whether all were asked whether they are there, and `not_there` which are not, and why.
     """
     return {
-        "was_asked": wanted.survey is not None,
-        "not_there": {} if wanted.survey is None else wanted.survey.absent,
+        "was_asked": inputs.survey is not None,
+        "not_there": {} if inputs.survey is None else inputs.survey.absent,
         "without": [
             {
                 "device": each.device,
@@ -319,20 +321,20 @@ def _absence(wanted: Wanted, plan: Plan) -> dict[str, Any]:
                 "tokens_per_s": None if each.plan is None else each.plan.forecast.tokens_per_s,
                 "short_bytes": each.short_bytes,
             }
-            for each in without_each(wanted.request, plan)
+            for each in without_each(inputs.request, plan)
         ],
     }
 
 
-def _assumptions(args: argparse.Namespace, wanted: Wanted, plan: Plan) -> list[str]:
+def _assumptions(args: argparse.Namespace, inputs: PlanInputs, plan: Plan) -> list[str]:
     """What the forecast stands on."""
-    request = wanted.request
+    request = inputs.request
     partition, arrangement = Partition(request), plan.split.arrangement
     lines = [
         "each board does what its profile says; a tenth of its memory is its system's"
-        if wanted.survey is None
+        if inputs.survey is None
         else "each device is as fast as it, or the file, says; memory is what is free now",
-        *_link_lines(args, wanted),
+        *_link_lines(args, inputs),
         f"{request.typical_context} tokens of context on average",
     ]
     cautions = {place.profile.name: place.profile.caution for place in (*arrangement.order, plan.head)}
@@ -342,7 +344,7 @@ def _assumptions(args: argparse.Namespace, wanted: Wanted, plan: Plan) -> list[s
         source = "else give --acceptance"
         if args.acceptance is not None:
             source = "as you say"
-        elif wanted.is_acceptance_published:
+        elif inputs.is_acceptance_published:
             source = f"as is published of it; {source}"
         lines.append(f"{request.drafter.acceptance:.1%} of the drafter's best guesses are right; {source}")
     if plan.guesses and partition.drafts_on_cores and not plan.is_head_free and plan.head.shared is None:
@@ -360,11 +362,11 @@ def _assumptions(args: argparse.Namespace, wanted: Wanted, plan: Plan) -> list[s
     return lines
 
 
-def _link_lines(args: argparse.Namespace, wanted: Wanted) -> Iterator[str]:
+def _link_lines(args: argparse.Namespace, inputs: PlanInputs) -> Iterator[str]:
     """The links, and where they are from."""
-    network = wanted.request.network
+    network = inputs.request.network
     usual, others = network.default, len(network.pairs)
-    if wanted.links == MEASURED:
+    if inputs.links == MEASURED:
         links = Counter(link for link in (usual, *network.pairs.values()) if link != LOOPBACK)
         if len(links) < len({usual, *network.pairs.values()}):
             yield f"links within a machine, which are not measured, of {_link(LOOPBACK)}"
@@ -372,8 +374,8 @@ def _link_lines(args: argparse.Namespace, wanted: Wanted) -> Iterator[str]:
             return
         usual, others = links.most_common(1)[0][0], links.total() - 1
     more = f", and {'one other' if others == 1 else f'{others} others'}" if others else ""
-    if wanted.links != GIVEN:
-        yield f"links of {_link(usual)}{more}; {LINK_SOURCES[wanted.links]}"
+    if inputs.links != GIVEN:
+        yield f"links of {_link(usual)}{more}; {LINK_SOURCES[inputs.links]}"
         return
     of_all = [text for text in args.link if "=" not in text]
     if not of_all:
@@ -393,10 +395,10 @@ def _link(link: LinkSpec) -> str:
 
 
 def plan_lines(
-    args: argparse.Namespace, wanted: Wanted, plan: Plan, report: Mapping[str, Any]
+    args: argparse.Namespace, inputs: PlanInputs, plan: Plan, report: Mapping[str, Any]
 ) -> Iterator[str]:
     """The report for people."""
-    request, head, tokens_per_s = wanted.request, report["head"], report["tokens_per_s"]
+    request, head, tokens_per_s = inputs.request, report["head"], report["tokens_per_s"]
     users = "one user" if request.users == 1 else f"{request.users} users"
     yield (
         f"{PurePath(request.shape.name).name} in {plan.precision}, {users}, context {request.context}: "
@@ -404,7 +406,7 @@ def plan_lines(
     )
     if args.shape is None and args.model == BUNDLED:
         yield f"the {TOY}; name another: --model or --shape"
-    if wanted.survey is None:
+    if inputs.survey is None:
         boards = Counter(place.profile.name for place in request.sites)
         counts = (name if count == 1 else f"{count}x {name}" for name, count in boards.items())
         yield from _wrap(f"devices: {', '.join(counts)}")
@@ -426,13 +428,13 @@ def plan_lines(
     where = "beside its stage" if head["runs_a_stage"] else room
     yield f"head{' and drafter' if plan.guesses else ''} on {head['device']}: {where}"
     accepted = f", {request.drafter.acceptance:.1%} of its best guesses right" if request.drafter else ""
-    first, *others = wanted.drafters or (NONE,)
+    first, *others = inputs.drafters or (NONE,)
     beside = f"; what {' and '.join(others)} will guess, too, is not counted" if others else ""
-    yield from _wrap(f"drafter {first}{wanted.drafter_note}{accepted}{beside}")
-    yield from _left_out_lines(wanted, report["why_not_used"])
+    yield from _wrap(f"drafter {first}{inputs.drafter_note}{accepted}{beside}")
+    yield from _left_out_lines(inputs, report["why_not_used"])
     yield from _forecast_lines(request, plan, report)
     if _is_shared(plan):
-        yield from _wrap(_alone_line(wanted, report))
+        yield from _wrap(_alone_line(inputs, report))
     cut = report["tensor_parallel"]
     if cut is not None and cut["times"] >= 1 + GAIN_MIN:
         yield from _wrap(
@@ -468,19 +470,19 @@ def plan_lines(
         yield from _absent_lines(report["absent"])
 
 
-def _left_out_lines(wanted: Wanted, left_out: Mapping[str, str]) -> Iterator[str]:
+def _left_out_lines(inputs: PlanInputs, left_out: Mapping[str, str]) -> Iterator[str]:
     """A line for each device without a stage; boards that are alike have one together."""
-    boards = {site.name: site.profile.name for site in wanted.request.sites}
+    boards = {site.name: site.profile.name for site in inputs.request.sites}
     alike: dict[tuple[str, str], list[str]] = {}
     for name, why in left_out.items():
-        alike.setdefault((boards[name] if wanted.survey is None else name, why), []).append(name)
+        alike.setdefault((boards[name] if inputs.survey is None else name, why), []).append(name)
     for (board, why), names in alike.items():
         which = f"{names[0]} is" if len(names) == 1 else f"{len(names)}x {board} are"
         yield from _wrap(f"{which} left out: {why}")
-    if wanted.survey is not None:
-        for name, why in wanted.survey.left_out.items():
+    if inputs.survey is not None:
+        for name, why in inputs.survey.left_out.items():
             yield from _wrap(f"{name} is left out: it says that it has {why}, which cannot be")
-        for name, why in wanted.survey.absent.items():
+        for name, why in inputs.survey.absent.items():
             yield from _wrap(f"{name} is left out: it is absent ({why})")
 
 
@@ -510,12 +512,12 @@ def _forecast_lines(request: PlanRequest, plan: Plan, report: Mapping[str, Any])
     yield from (f"  {line}" for line in report["limits"])
 
 
-def _alone_line(wanted: Wanted, report: Mapping[str, Any]) -> str:
+def _alone_line(inputs: PlanInputs, report: Mapping[str, Any]) -> str:
     """Whether more than one device is worth it."""
     one = report["alone"]
     if one is None:
         return "alone: the model fits none of the devices by itself"
-    name = f"one {one['board']}" if wanted.survey is None else one["device"]
+    name = f"one {one['board']}" if inputs.survey is None else one["device"]
     how = "without guesses" if one["drafter"] is None else f"with {one['drafter']}"
     times = rounded(report["tokens_per_s"] / one["tokens_per_s"])
     lacks = f"; {one['no_room_for']} has no room there beside the model" if one["no_room_for"] else ""

@@ -46,7 +46,7 @@ GIVEN = "given"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class PlanInputs:
     """What the planner is asked, with the names of the drafters, what is said of them, and what there was to
     choose from where none is named; the `survey` where the devices of a cluster file were asked. The links
     are `given`, `declared`, `measured` or `assumed`."""
@@ -89,7 +89,7 @@ def add_device_arguments(group: argparse._ActionsContainer) -> None:
     )
 
 
-def read_plan_request(args: argparse.Namespace) -> Wanted:
+def read_plan_inputs(args: argparse.Namespace) -> PlanInputs:
     """What the flags ask for, but no drafter that nobody named where the model does not fit beside it, as
     chat then does without; raises `InputError`, and `ClusterError` where no device of a cluster file
     answers."""
@@ -117,31 +117,31 @@ def read_plan_request(args: argparse.Namespace) -> Wanted:
     taken = Taken(decoding=decoding)
     if args.shape is None:
         taken = taken_for(decoding, args.model, args.cluster)
-    wanted = wanted_of(args, shape, weights, precisions, context, taken)
+    inputs = make_plan_inputs(args, shape, weights, precisions, context, taken)
     if taken.drafter is None:
-        return replace(wanted, drafter_note="" if args.drafter else ", the default")
+        return replace(inputs, drafter_note="" if args.drafter else ", the default")
     try:
-        make_plan(wanted.request)
+        make_plan(inputs.request)
     except DoesNotFit:
         return replace(
-            wanted,
-            request=replace(wanted.request, drafter=without_model(shape)),
+            inputs,
+            request=replace(inputs.request, drafter=without_model(shape)),
             drafters=(FALLBACK,),
             is_acceptance_published=False,
-            drafter_note=f": beside {wanted.drafters[0]}, which is here, the model does not fit",
+            drafter_note=f": beside {inputs.drafters[0]}, which is here, the model does not fit",
         )
-    return replace(wanted, drafter_note=f", the best one that is here (--drafter {FALLBACK} does without)")
+    return replace(inputs, drafter_note=f", the best one that is here (--drafter {FALLBACK} does without)")
 
 
-def wanted_of(
+def make_plan_inputs(
     args: argparse.Namespace,
     shape: ModelShape,
     weights: ModelWeights,
     precisions: tuple[str, ...],
     context: int,
     taken: Taken,
-) -> Wanted:
-    """What the flags ask for of a model and a drafter that are known; raises as `read_plan_request`."""
+) -> PlanInputs:
+    """What the flags ask for of a model and a drafter that are known; raises as `read_plan_inputs`."""
     placed = {} if args.cluster is None else read_drafters(args.cluster)
     drafters = taken.decoding.drafters_for(args.shape or args.model, tuple(placed))
     drafter = drafter_inputs(drafters, placed, shape, may_fetch=taken.decoding.may_fetch)
@@ -188,7 +188,7 @@ def wanted_of(
         all_devices=args.all_devices,
         cache=args.cache,
     )
-    return Wanted(
+    return PlanInputs(
         request=request,
         drafters=drafters,
         taken=taken,
@@ -270,7 +270,7 @@ def _head(name: str, sites: Sequence[Site]) -> Site:
 
 
 def _network(args: argparse.Namespace, names: Sequence[str], found: Survey | None) -> tuple[Network, str]:
-    """As `--link` says, else as the cluster file, else as measured; and which of these (`Wanted.links`)."""
+    """As `--link` says, else as the cluster file, else as measured; and which of these (`links`)."""
     if args.link:
         return parse_links(args.link, names, "--link"), GIVEN
     if found is not None:

@@ -16,7 +16,7 @@ from flowspec.bench.planned import first_token_s, simulated, testbed_of
 from flowspec.bench.simulated import run_many
 from flowspec.bench.synthetic import synthetic_cases
 from flowspec.cli.plan import add_arguments
-from flowspec.cli.plan_request import read_plan_request
+from flowspec.cli.plan_request import read_plan_inputs
 from flowspec.core.protocol.messages import Sampling
 from flowspec.plan.forecast import HEAD_S, Guessing, guessing_rates, plain_rates, seconds_per_token
 from flowspec.plan.planner import make_plan
@@ -77,7 +77,7 @@ def test_the_first_token_comes_as_the_simulator_says(devices: str, more: float) 
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     words = ["--shape", "tinyllama-1.1b", "--dtype", "int8", "--devices", *devices.split()]
-    request = read_plan_request(parser.parse_args(words)).request
+    request = read_plan_inputs(parser.parse_args(words)).request
     plan = make_plan(request)
     for size in (1, 128, 129, 700):
         cases = synthetic_cases(1, [Sampling()], 1, 0, size)
