@@ -14,11 +14,11 @@ from gguf import GGML_QUANT_SIZES, MODEL_ARCH_NAMES, GGMLQuantizationType, GGUFW
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
 from flowspec.model.spec import experts_of, heads_of
+from tests.checkpoints import SMALL, make_checkpoint
 
 Tensors = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 WIDE: dict[str, Any] = {

@@ -6,16 +6,16 @@ import functools
 import importlib
 from typing import Any
 
-from flowspec.bench.checkpoints import SMALL, VARIANTS
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.model.families import FAMILIES, Family, decoder_config
 from flowspec.model.imports import IMPORTING
 from flowspec.model.spec import spec_of
+from tests.checkpoints import SMALL, VARIANTS
 
 
 @functools.cache
 def spec_of_variant(name: str) -> ModelSpec:
-    """Of a checkpoint of `bench.checkpoints`."""
+    """Of a checkpoint of `tests.checkpoints`."""
     with IMPORTING:
         from transformers import AutoConfig
 

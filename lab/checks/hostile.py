@@ -31,7 +31,6 @@ from msgspec import structs
 from safetensors.torch import load_file, save_file
 
 from flowspec import __version__
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol.cluster_messages import Assign, Error, Hello, Ping, Ready, Reset, Welcome
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.types import Message
@@ -49,6 +48,7 @@ from lab.checks.intrusion import Attempt, report
 from lab.command import Parser, run_command
 from lab.fuzz.samples import MESSAGES
 from lab.plain_model import PlainModel
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.runtime.clusters import PROMPT, plan_for, submit, tokens_of, whole_model
 
 LAYERS = 8

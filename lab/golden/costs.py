@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-# What is inside of FlowSpec is seen through these alone.
-from flowspec.bench.checkpoints import make_checkpoint, make_variant
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import HeadCommand, HeadEvent, SendToFirstStage, Submit
 from flowspec.core.head.head import HeadCore
@@ -39,6 +37,9 @@ from lab.golden.limits import limited
 from lab.golden.passes import Node, Stages
 from lab.golden.place import Place
 from lab.golden.recording import Absent, Observation
+
+# What is inside of FlowSpec is seen through these alone.
+from tests.checkpoints import make_checkpoint, make_variant
 
 PRODUCTS = (sys.executable, "-m", "lab.perf.matrices", "--json")
 WIDTH = 2048

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.model.accelerator import use_threads
 from flowspec.model.files import ModelFiles
@@ -23,6 +22,7 @@ from lab.golden.passes import Node, Path_, Sizes, Stages, StepByStep, play
 from lab.golden.place import Place, file_digest
 from lab.golden.recording import Absent, Observation
 from tests import ggufs
+from tests.checkpoints import VARIANTS, VOCABULARY_SIZE, make_variant
 
 PRECISIONS = ("float32", "bfloat16", "float16", "int8", "int4")
 TOKENS = 24

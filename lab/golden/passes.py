@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.events import ClearSlots, JobPart, RunLayers
 from flowspec.core.stage.slots import SlotMap
@@ -22,6 +21,7 @@ from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.model.weights import Span
+from tests.checkpoints import VOCABULARY_SIZE
 
 SLOTS = 2000
 Path_ = tuple[int, ...]

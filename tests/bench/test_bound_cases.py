@@ -13,12 +13,12 @@ pytest.importorskip("llguidance")
 
 from flowspec.bench import bound_cases
 from flowspec.bench.bound_cases import SCHEMA, BoundCases
-from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.exactness import Case
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import check_grammar
 from flowspec.model.text import Tokenizer, recommended
+from tests.checkpoints import make_variant
 
 
 def test_the_first_prompt_is_asked_again_with_each_sampling_bound() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.exactness import STOPPED, Case, ClusterAnswer, Difference, judge, parting
 from flowspec.bench.margin import margin_of_last
 from flowspec.bench.outcome import EXACT, WRONG
@@ -15,6 +14,7 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from lab.checks.questions import agreement
+from tests.checkpoints import make_variant
 
 STOPS = frozenset([8, 9])
 

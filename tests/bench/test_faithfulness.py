@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pytest
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import SMALL, VARIANTS, make_checkpoint, make_variant
 from flowspec.bench.faithfulness import (
     PERPLEXITY_LIMIT,
     TOKENS,
@@ -34,6 +33,7 @@ from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
+from tests.checkpoints import SMALL, VARIANTS, make_checkpoint, make_variant
 from tests.nightly import nightly
 
 pytestmark = pytest.mark.slow

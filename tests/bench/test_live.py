@@ -18,7 +18,6 @@ from msgspec import structs
 
 from flowspec.bench import live
 from flowspec.bench.bench import RESULTS
-from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.config import CLUSTER, EMULATED, SYNTHETIC, Bench, Setup
 from flowspec.bench.live import places, run_live
 from flowspec.bench.outcome import EXACT, WRONG, Record, read_records
@@ -33,6 +32,7 @@ from flowspec.runtime.transport import TIMER_EARLY_S
 from lab.plain_model import PlainModel
 from tests.bench.benches import SMALL, Steps, boards, synthetic
 from tests.bench.cases import made
+from tests.checkpoints import make_variant
 
 NEW_TOKENS = 4
 ATTEMPTS = 4

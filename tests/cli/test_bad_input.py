@@ -21,7 +21,6 @@ from gguf import GGMLQuantizationType
 
 from flowspec import extras
 from flowspec.bench.bench import RESULTS
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.errors import InputError
 from flowspec.model.files import bundled_folder
 from flowspec.model.text import Recommended
@@ -30,6 +29,7 @@ from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.sampling_params import SamplingParams
 from tests import warm
 from tests.bench.benches import TOML
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.cli.journals import ENTRY, setting
 from tests.cli.running import FLOWSPEC, Run, real
 from tests.ggufs import convert

@@ -18,7 +18,6 @@ from gguf import GGMLQuantizationType
 from msgspec import structs
 
 from flowspec.bench import faithfulness
-from flowspec.bench.checkpoints import make_variant
 from flowspec.bench.exactness import ClusterAnswer, Verdict, judge
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
@@ -27,6 +26,7 @@ from flowspec.model.text import Tokenizer
 from flowspec.version import __version__
 from lab.plain_model import PlainModel
 from tests import warm
+from tests.checkpoints import make_variant
 from tests.cli.running import FLOWSPEC, Run
 from tests.ggufs import convert, make
 

@@ -9,10 +9,10 @@ import pytest
 from gguf import GGMLQuantizationType
 from huggingface_hub import constants
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.model.hub import CHECKPOINT, choices_of, chosen
+from tests.checkpoints import make_variant
 from tests.cli.running import Ended, Run
 from tests.ggufs import convert, make
 from tests.hub import MODEL, FakeHub

@@ -1,5 +1,5 @@
 """Small assistants of Gemma 4 with random weights, in the published layout, for targets of
-`bench.checkpoints`. Their config is in `tests/data/drafters.json`."""
+`tests.checkpoints`. Their config is in `tests/data/drafters.json`."""
 
 from __future__ import annotations
 

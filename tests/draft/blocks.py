@@ -1,4 +1,4 @@
-"""Small block drafters with random weights, in the published layout, for targets of `bench.checkpoints`.
+"""Small block drafters with random weights, in the published layout, for targets of `tests.checkpoints`.
 Their configs are in `tests/data/drafters.json`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small EAGLE heads with random weights, in every published layout, for targets of `bench.checkpoints`.
+"""Small EAGLE heads with random weights, in every published layout, for targets of `tests.checkpoints`.
 
 Layouts, and what is none, are in `tests/data/eagle_layouts.json`: configs are changes to one of its `bases`,
 tensors of ones if nothing else is said.

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.messages import Proposal, Sampling
 from flowspec.draft.assistant import AssistantDrafter
 from flowspec.draft.assistant_head import AssistantHead
@@ -26,6 +25,7 @@ from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
+from tests.checkpoints import VOCABULARY_SIZE, make_variant
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_block_drafter, make_dspark
 from tests.draft.heads import make_head

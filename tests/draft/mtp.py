@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import make_variant
+from tests.checkpoints import make_variant
 from tests.draft import weights
 from tests.draft.published import attended, causal, norm, turned
 
@@ -26,7 +26,7 @@ VARIANTS = ("qwen3.5", "qwen3.5-text", "qwen3.5-moe", "qwen3.5-moe-fused", "glm4
 
 
 def make_mtp(folder: Path, variant: str, *, own_ends: bool = False, **changes: Any) -> Path:
-    """A checkpoint of `bench.checkpoints` with an MTP layer; with `own_ends` GLM's layer has an embedding and
+    """A checkpoint of `tests.checkpoints` with an MTP layer; with `own_ends` GLM's layer has an embedding and
     a `lm_head` unlike the model's. `changes` go into the decoder's config."""
     made = make_variant(folder, variant)
     whole = json.loads((folder / "config.json").read_text())

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig, Gemma4UnifiedTextConfig
 
-from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.assistant import AssistantDrafter
 from flowspec.draft.assistant_head import AssistantHead
@@ -24,6 +23,7 @@ from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
 from flowspec.model.spec import spec_of
 from flowspec.plan.shape import shape_of
+from tests.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import DATA
 from tests.draft.mirrors import WIDTH, check, draft, grow, make_case

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.block_head import BlockHead
 from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
+from tests.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from tests.draft.blocks import BLOCK, DATA, make_block_drafter, make_dspark
 from tests.draft.mirrors import WIDTH, check, draft, grow, make_case
 from tests.draft.published import attended, norm, turned

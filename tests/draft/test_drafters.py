@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.protocol.messages import Release, Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
+from tests.checkpoints import VOCABULARY_SIZE
 from tests.draft.mirrors import KINDS, WIDTH, Case, Mirror, check, draft, grow, make_case
 from tests.draft.trees import PENALTIES, Teller, segment
 from tests.nightly import seeds

@@ -12,7 +12,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint, make_variant
 from flowspec.core.protocol.messages import Release
 from flowspec.draft.eagle_captures import captures_of
 from flowspec.draft.eagle_files import is_eagle
@@ -24,6 +23,7 @@ from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.slice import Slice
 from flowspec.model.weights import LM_HEAD, Span
+from tests.checkpoints import SMALL, make_checkpoint, make_variant
 from tests.draft.heads import DATA, DRAFT_VOCABULARY, HIDDEN, LAYOUTS, VOCABULARY, make_head
 from tests.draft.mirrors import WIDTH, Case, check, make_case
 from tests.draft.trees import chain_batch, segment

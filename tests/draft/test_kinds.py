@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.draft.kinds import (
     ALL,
     BY_WORD,
@@ -33,6 +32,7 @@ from flowspec.model.accelerator import has_driver
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.spec import spec_of
 from flowspec.plan.shape import eagle_shape, find_shape, mtp_shape, shape_of
+from tests.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_block_drafter
 from tests.draft.heads import make_head

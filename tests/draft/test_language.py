@@ -9,13 +9,13 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.draft.ranking import Ranker
 from flowspec.errors import ClusterError, PeerError
 from flowspec.model.files import ModelFiles
+from tests.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from tests.draft.mirrors import Case, LanguageMirror, draft, make_case
 from tests.draft.trees import Teller, segment
 

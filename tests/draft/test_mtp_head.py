@@ -14,7 +14,6 @@ from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Proposal, Sampling
 from flowspec.draft.eagle import EagleDrafter
@@ -28,6 +27,7 @@ from flowspec.model.spec import spec_of
 from flowspec.plan.memory import drafter_memory
 from flowspec.plan.shape import mtp_shape, shape_of
 from flowspec.runtime.planning.plan_inputs import counted_weights
+from tests.checkpoints import VOCABULARY_SIZE, make_variant
 from tests.draft.blocks import DATA
 from tests.draft.mtp import SHARDS, VARIANTS, Published, make_mtp, read, write
 from tests.draft.trees import Teller, chain_batch, segment

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.model.arithmetic import build, compiled
 from flowspec.model.arithmetic.compiled import Library
 from flowspec.model.gpu import SOURCE
+from tests.checkpoints import make_variant
 from tests.model.fake_gpu import OnHost
 
 

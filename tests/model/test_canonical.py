@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.checkpoints import VARIANTS
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED, Q8_0
 from flowspec.model.files import ModelFiles
 from lab.golden.passes import Sizes, Stages, StepByStep, play
 from tests import ggufs
+from tests.checkpoints import VARIANTS
 from tests.model.slices import threads_of
 from tests.nightly import NIGHT, nightly
 

@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-from flowspec.bench.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.protocol.model_spec import NORMS, DeltaRule
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError
@@ -37,6 +36,7 @@ from flowspec.model.spec import context_max, spec_of
 from flowspec.model.support import family_of
 from flowspec.model.weights import EMBEDDING, LM_HEAD, SliceParts, Span, arrays_of, load_parts
 from tests import ggufs
+from tests.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant
 from tests.model import definition
 from tests.model.defined_products import DefinedRows, lanes_product
 from tests.model.fake_gpu import OnHost

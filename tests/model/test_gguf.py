@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import make_checkpoint
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.packed import FORMS
@@ -36,6 +35,7 @@ from flowspec.model.weights import Span
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import model_weights
+from tests.checkpoints import make_checkpoint
 from tests.ggufs import PLAIN, SHAPES, WIDE, convert, make
 from tests.model.slices import load_stages, logits_of
 from tests.nightly import NIGHT, nightly

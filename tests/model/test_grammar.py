@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.bench.margin import margin
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Grammar, Sampling
@@ -34,6 +33,7 @@ from flowspec.model.json_schema import SIZE_MAX, check_size, size_of
 from flowspec.model.sampler import Sampler
 from flowspec.model.slice import Slice
 from flowspec.validation import checked
+from tests.checkpoints import VOCABULARY_SIZE
 from tests.model.slices import job_of, load_stages, part_of
 from tests.model.test_sampler import naive_draw
 from tests.nightly import nightly

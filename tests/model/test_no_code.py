@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.cli.main import main
 from flowspec.draft.kinds import open_drafter
 from flowspec.errors import InputError
@@ -28,6 +27,7 @@ from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, read_pickle
 from flowspec.model.reference import Reference
 from flowspec.model.safetensors_file import mapped
 from flowspec.model.text import Tokenizer
+from tests.checkpoints import make_variant
 
 ROOT = Path(__file__).parents[2]
 CODE = "import pathlib; pathlib.Path({path!r}).touch()\nclass Mine: pass\n"

@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.model.arithmetic.arrays import narrowed
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import levels
@@ -20,6 +19,7 @@ from flowspec.model.reference import Reference
 from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_memory
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.model.functions import multiplied, rounded_matrix
 from tests.model.slices import assert_faithful, load_foretold
 from tests.nightly import nightly

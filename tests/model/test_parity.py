@@ -13,7 +13,6 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import VARIANTS, VOCABULARY_SIZE
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import METHODS, make_method
@@ -25,6 +24,7 @@ from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep, device_with
 from flowspec.model.trials import Trial
 from lab.plain_model import PlainModel
+from tests.checkpoints import VARIANTS, VOCABULARY_SIZE
 from tests.model.fake_gpu import pretend_cuda
 from tests.model.slices import CPU, assert_faithful, load, load_stages, logits_of, pipeline, plain_logits
 from tests.nightly import nightly

@@ -19,7 +19,6 @@ from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from flowspec.bench.checkpoints import SMALL, VARIANTS, make_checkpoint
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
@@ -34,6 +33,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.model.support import family_of
 from flowspec.model.weights import Span
 from flowspec.runtime.session import pick_dtype
+from tests.checkpoints import SMALL, VARIANTS, make_checkpoint
 from tests.model.slices import assert_faithful, load_foretold, rewrite
 from tests.nightly import nightly
 from tests.prequantised import convert

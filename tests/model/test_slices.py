@@ -16,7 +16,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from flowspec.bench.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from flowspec.core.stage.events import RunLayers
 from flowspec.errors import InputError
 from flowspec.model import tensors
@@ -25,6 +24,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import EMBEDDING, LM_HEAD, Span, arrays_of, held_bytes
+from tests.checkpoints import SMALL, VOCABULARY_SIZE, make_checkpoint, make_variant
 from tests.model.slices import chain, job_of, load, load_foretold, load_stages, part_of, rewrite
 
 LAYERS = 7

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
@@ -36,6 +35,7 @@ from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
 from flowspec.runtime.planning.plan_inputs import counted_weights
+from tests.checkpoints import VOCABULARY_SIZE
 from tests.model.slices import CPU, load_stages, pipeline
 from tests.nightly import nightly
 from tests.pipeline import Pipeline, ask

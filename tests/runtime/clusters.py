@@ -12,7 +12,6 @@ from typing import TypeVar
 import zmq
 
 from flowspec import __version__
-from flowspec.bench.checkpoints import VOCABULARY_SIZE
 from flowspec.core.head.events import Submit
 from flowspec.core.protocol.cluster_messages import (
     Assign,
@@ -44,6 +43,7 @@ from flowspec.runtime.transport import Sender, Wake, dial
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.wire.codec import decode
 from lab.plain_model import PlainModel
+from tests.checkpoints import VOCABULARY_SIZE
 from tests.daemons import DaemonProcess
 
 WAIT_S = 60.0

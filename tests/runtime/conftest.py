@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.model.files import ModelFiles
 from flowspec.runtime import timeouts
 from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.machine import Machine
 from lab.plain_model import PlainModel
+from tests.checkpoints import make_variant
 
 SHARED = 4
 """Daemons of a worker."""

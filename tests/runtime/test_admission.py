@@ -11,7 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.slots import WORK_BYTES
@@ -22,6 +21,7 @@ from flowspec.runtime.head import Head
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.local import LocalDaemon
 from lab.plain_model import PlainModel
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.runtime.clusters import plan_for, submit, surviving, tokens_of
 
 HEADS, HEAD_DIM = 32, 128

@@ -20,7 +20,6 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.core.cluster.daemon import Caller, CallerConnected, CallerMessageArrived
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError, InputError
@@ -34,6 +33,7 @@ from flowspec.runtime.session import ClusterOptions, Decoding, Limits, open_clus
 from flowspec.runtime.transport import Wake
 from lab.plain_model import PlainModel
 from tests import warm
+from tests.checkpoints import make_variant
 from tests.daemons import daemon_process
 from tests.runtime.clusters import PROMPT, WAIT_S, plain, plan_for, submit, tokens_of, wait_until, whole_model
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError
@@ -17,6 +16,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import Decoding, method_for
 from flowspec.runtime.placing import assign_devices, open_drafters, own_devices
 from flowspec.runtime.remote_drafter import PlacedDrafter
+from tests.checkpoints import SMALL, make_checkpoint
 
 
 def test_what_drafts_where_nothing_is_said() -> None:

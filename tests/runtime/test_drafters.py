@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType
 
-from flowspec.bench.checkpoints import VOCABULARY_SIZE, make_variant
 from flowspec.bench.exactness import Case, ClusterAnswer, answer, found_of, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.cluster.incarnation import incarnation_of
@@ -36,6 +35,7 @@ from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.token_stream import TokenStream
 from lab.plain_model import PlainModel
 from tests import warm
+from tests.checkpoints import VOCABULARY_SIZE, make_variant
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import make_dspark
 from tests.draft.mtp import make_mtp

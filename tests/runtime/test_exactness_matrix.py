@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.bench.exactness import Case, ClusterAnswer, found_of, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.methods import METHODS, make_method
@@ -23,6 +22,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
+from tests.checkpoints import SMALL, make_checkpoint
 
 pytestmark = pytest.mark.usefixtures("lent")
 RANDOM = "random"

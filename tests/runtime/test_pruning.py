@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.bench.exactness import Case, found_of, judge
 from flowspec.bench.outcome import EXACT
 from flowspec.core.protocol import limits
@@ -40,6 +39,7 @@ from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.wire.codec import Tensor
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.core.stages import part_of
 from tests.runtime.clusters import WAIT_S
 from tests.runtime.compute_bench import CONTEXT, Bench

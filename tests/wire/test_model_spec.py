@@ -9,7 +9,6 @@ from typing import Any
 import msgpack
 import pytest
 
-from flowspec.bench.checkpoints import VARIANTS
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.model_spec import (
@@ -23,6 +22,7 @@ from flowspec.core.protocol.model_spec import (
 )
 from flowspec.errors import PeerError
 from flowspec.wire.codec import Envelope, decode, encode
+from tests.checkpoints import VARIANTS
 from tests.specs import spec_of_variant
 
 BODY = 5

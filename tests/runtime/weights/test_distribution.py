@@ -21,7 +21,6 @@ import torch
 from msgspec import structs
 from safetensors.torch import load_file
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello, Ping
 from flowspec.core.protocol.weight_messages import (
@@ -42,6 +41,7 @@ from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
 from flowspec.wire.codec import BYTES, Tensor
 from tests.caches import make_cache
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.runtime.clusters import Peer, plan_for, submit, tokens_of, whole_model
 from tests.runtime.weights.served import SAMPLING, expected
 

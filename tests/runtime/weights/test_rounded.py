@@ -12,7 +12,6 @@ from msgspec import structs
 from safetensors.numpy import load
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import make_variant
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
 from flowspec.model.safetensors_file import content_of
@@ -24,6 +23,7 @@ from flowspec.runtime.weights.receive import HeadChannel, ask_word
 from flowspec.runtime.weights.rounded import ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from tests import ggufs
+from tests.checkpoints import make_variant
 from tests.model.slices import job_of, part_of
 from tests.runtime.weights.served import Direct
 from tests.runtime.weights.test_receive import ASSIGN, offer_of

@@ -12,7 +12,6 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from msgspec import structs
 
-from flowspec.bench.checkpoints import VARIANTS, make_variant
 from flowspec.core.protocol.precision import FILED
 from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import InputError, PeerError
@@ -28,6 +27,7 @@ from flowspec.runtime.weights.receive import ask_word, fetched
 from flowspec.runtime.weights.rounded import in_files
 from flowspec.runtime.weights.store import WeightStore
 from flowspec.runtime.weights.stored import StoredModel
+from tests.checkpoints import VARIANTS, make_variant
 from tests.ggufs import SHAPES, convert, make
 from tests.nightly import nightly
 from tests.prequantised import convert as prequantised

@@ -19,7 +19,6 @@ import pytest
 from msgspec import structs
 from safetensors.torch import load_file, save_file
 
-from flowspec.bench.checkpoints import SMALL, make_checkpoint
 from flowspec.core.protocol.cluster_messages import Loading, Ping, Ready, Reset
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
@@ -30,6 +29,7 @@ from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.weights import server
 from flowspec.runtime.weights.offer import Offer
 from tests.caches import make_cache
+from tests.checkpoints import SMALL, make_checkpoint
 from tests.hub import COMMIT, MODEL, FakeHub
 from tests.runtime.clusters import Peer, plan_for, whole_model
 from tests.runtime.weights.served import answer, expected

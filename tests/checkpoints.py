@@ -1,16 +1,12 @@
-"""Makes small checkpoints with random weights, one for each supported family and variant: for tests and for
-`verify`.
+"""Makes small checkpoints with random weights, one for each supported family and variant.
 
-python -m flowspec.bench.checkpoints FOLDER             one folder per variant
-python -m flowspec.bench.checkpoints FOLDER --gigabyte  one sharded Llama of about 1 GB in bfloat16
-python -m flowspec.bench.checkpoints FOLDER --drafter-for MODEL
-                                                          a drafter with MODEL's vocabulary that knows nothing
+`python -m tests.checkpoints FOLDER MODEL` makes a drafter with the model's vocabulary that knows nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -281,17 +277,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-GIGABYTE: dict[str, Any] = {
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 10,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-}
 
 
 def make_checkpoint(
@@ -300,7 +285,6 @@ def make_checkpoint(
     shape: dict[str, Any],
     *,
     seed: int = 0,
-    dtype: torch.dtype = torch.float32,
     shard: str = "5GB",
     fused: bool = False,
 ) -> Path:
@@ -315,7 +299,7 @@ def make_checkpoint(
     generator_state = torch.get_rng_state()
     torch.manual_seed(seed)
     kind: Any = AutoModelForImageTextToText if FAMILIES[family].part else AutoModelForCausalLM
-    model = kind.from_config(config, dtype=dtype)
+    model = kind.from_config(config, dtype=torch.float32)
     for name, value in model.state_dict().items():
         if (
             name.endswith(("bias", "sinks", "scalar", ".scale", "expert_scale")) or "norm" in name
@@ -333,51 +317,20 @@ def make_variant(folder: Path, name: str) -> Path:
     shape = {**SMALL, **overrides}
     part = FAMILIES[family].part
     if part:
-        shape = {
-            part: shape,
-            **_OTHER_PARTS[family],
-            "tie_word_embeddings": shape["tie_word_embeddings"],
-        }
+        shape = {part: shape, **_OTHER_PARTS[family], "tie_word_embeddings": shape["tie_word_embeddings"]}
     return make_checkpoint(folder, family, shape, seed=sum(map(ord, name)), fused=name.endswith("-fused"))
 
 
 def make_useless_drafter(folder: Path, target: ModelFiles) -> Path:
     """One layer of random weights with the target's vocabulary and tokenizer: a drafter that is right by
     chance only."""
-    shape = {
-        **SMALL,
-        "vocab_size": target.spec.vocabulary,
-        "num_hidden_layers": 1,
-        "max_position_embeddings": 4096,
-    }
-    make_checkpoint(folder, "llama", shape)
+    own = {"vocab_size": target.spec.vocabulary, "num_hidden_layers": 1, "max_position_embeddings": 4096}
+    make_checkpoint(folder, "llama", {**SMALL, **own})
     tokenizer = target.find("tokenizer.json")
     if tokenizer is not None:
         shutil.copy(tokenizer, folder)
     return folder
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m flowspec.bench.checkpoints", description=(__doc__ or "").partition("\n\n")[0]
-    )
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--gigabyte", action="store_true", help="one checkpoint of about 1 GB instead")
-    parser.add_argument(
-        "--drafter-for",
-        metavar="MODEL",
-        help="a drafter of random weights for this model (bundled, folder or hub id) instead",
-    )
-    args = parser.parse_args()
-    if args.drafter_for is not None:
-        print(make_useless_drafter(args.folder, ModelFiles(args.drafter_for)))
-        return
-    if args.gigabyte:
-        print(make_checkpoint(args.folder, "llama", GIGABYTE, dtype=torch.bfloat16, shard="200MB"))
-        return
-    for name in VARIANTS:
-        print(make_variant(args.folder / name, name))
-
-
 if __name__ == "__main__":
-    main()
+    print(make_useless_drafter(Path(sys.argv[1]), ModelFiles(sys.argv[2])))
