@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.bench.measure import LayerPoint, MachineTimes, MeasuredMachine
+from flowspec.bench.profile import LayerPoint, MachineTimes, MeasuredMachine
 from flowspec.model.accelerator import accelerator_of
 from flowspec.plan.cost import OPERATIONS, layers_curve, read_bytes
 from flowspec.plan.profile import DeviceProfile, KernelRates

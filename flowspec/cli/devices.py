@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import show_table
+from flowspec.cli.options import check_new_toml, write_file
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.facts import Facts
 from flowspec.errors import InputError
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
             f"--timeout: expected seconds above 0 and up to {TIMEOUT_MAX_S:g}, got {args.timeout:g}"
         )
     if args.write is not None:
-        _check_file(args.write, args.force)
+        check_new_toml("--write", args.write, force=args.force)
     keys = None if args.keys is None else head_keyring(args.keys)
     deadline_s = time.monotonic() + args.timeout
     found = find_announced(LISTENING * args.timeout)
@@ -157,16 +158,4 @@ def write(path: Path, seen: Sequence[SeenDaemon]) -> None:
         names.add(name)
         lines += ["", toml_of({"device": [{"name": name, "address": each.address}]}).rstrip()]
         lines.append(f"# {mib(each.announced.memory_bytes)}, {each.state} when it was found")
-    try:
-        path.write_text("\n".join(lines) + "\n", "utf-8")
-    except OSError as error:
-        raise InputError(
-            f"--write: expected a file that can be written, got {path} ({error.strerror})"
-        ) from None
-
-
-def _check_file(path: Path, force: bool) -> None:
-    if path.suffix != ".toml":
-        raise InputError(f"--write: expected a file that ends with .toml, got {path}")
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; give --force to overwrite it, or another file with --write")
+    write_file("--write", path, "\n".join(lines) + "\n")

@@ -62,6 +62,23 @@ def reals(text: str) -> tuple[float, ...]:
         ) from None
 
 
+def check_new_toml(flag: str, path: Path, *, force: bool) -> None:
+    """Raises `InputError` where a flag names no file that may be written."""
+    if path.suffix != ".toml":
+        raise InputError(f"{flag}: expected a file that ends with .toml, got {path}")
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; give --force to overwrite it, or another file with {flag}")
+
+
+def write_file(flag: str, path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{flag}: expected a file that can be written, got {path} ({error.strerror})"
+        ) from None
+
+
 def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = False) -> None:
     group = parser.add_argument_group("model and cluster")
     group.add_argument(

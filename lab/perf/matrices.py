@@ -13,7 +13,7 @@ import time
 
 import numpy as np
 
-from flowspec.bench.random_models import random_panels
+from flowspec.bench.profile import random_panels
 from flowspec.core.protocol.precision import FILED
 from flowspec.model.accelerator import use_threads
 from flowspec.model.arithmetic.arrays import Array, in_room

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flowspec.bench import measure
+from flowspec.bench.profile import QUICK
+from flowspec.cli import profile
 from flowspec.cli.profile import measured_machine
 from flowspec.errors import InputError
-from flowspec.model import trials
 from flowspec.model.accelerator import Accelerator
 from flowspec.plan.profile import read_profile
 from flowspec.runtime.local import LocalCluster, LocalDaemon
@@ -26,8 +27,8 @@ def daemon() -> Iterator[LocalDaemon]:
 def test_a_quick_profile_reads_back_with_its_links(
     tmp_path: Path, daemon: LocalDaemon, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = measure.Effort(rows=measure.ROWS_QUICK, widths=((512, 1), (256, 3)), rounds=3)
-    monkeypatch.setattr(measure, "QUICK", small)
+    small = replace(QUICK, widths=((512, 1), (256, 3)), rounds=3)
+    monkeypatch.setattr(profile, "QUICK", small)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cluster.toml").write_text(
         f'[[device]]\nname = "desk \\"1\\""\naddress = "{daemon.address}"\n'
@@ -64,7 +65,7 @@ def test_a_packed_precision_without_a_right_kernel_is_left_out_unless_it_was_ask
         if dtype == "int8":
             raise InputError("int8 has none")
 
-    monkeypatch.setattr(trials, "run_trial", run_trial)
+    monkeypatch.setattr(profile, "run_trial", run_trial)
     machine = measured_machine(Accelerator(), None)
     assert (machine.dtype, machine.packed) == ("float32", ("int4", "gguf"))
     assert "int8 is not measured: int8 has none" in capsys.readouterr().err

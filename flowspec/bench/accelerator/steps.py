@@ -251,9 +251,9 @@ def check_slice(here: Accelerator, folder: Path, dtype: str) -> dict[str, Any]:
 
 def pass_ms(here: Accelerator, part: Slice, rows: int) -> float:
     """Milliseconds of a pass of so many rows through the layers, the median of some."""
-    from flowspec.bench.measure import MeasuredMachine, pass_task
+    from flowspec.bench.profile import pass_task
 
-    run = pass_task(MeasuredMachine(device=here.device, dtype=part.dtype), part, rows)
+    run = pass_task(part, rows)
     run()
     here.wait()
     spent: list[float] = []

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.fitting import fit
-from flowspec.bench.measure import (
-    Effort,
-    MeasuredMachine,
-    made_shape,
-    measure_beside,
-    step_count,
-)
-from flowspec.bench.random_models import RandomFiles
+from flowspec.bench.profile import Effort, MeasuredMachine, RandomModel, made_shape, measure, report
 from flowspec.cli.profile import profile_text
 from flowspec.plan.profile import read_profile
 
@@ -26,8 +19,8 @@ EFFORT = Effort(rows=(1, 3), widths=((256, 2),), tiny=(1, 2), rounds=1)
 def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) -> None:
     machine = MeasuredMachine(device="cpu", dtype="float32", packed=("int4", "gguf"))
     steps: list[str] = []
-    measured, _ = measure_beside(machine, EFFORT, {}, steps.append)
-    assert len(steps) == step_count(machine, EFFORT)
+    measured = measure(machine, EFFORT, steps.append)
+    assert len(steps) == EFFORT.step_count(machine)
     assert {dtype: [point.rows for point in points] for dtype, points in measured.layers.items()} == {
         dtype: [1, 3] for dtype in ("float32", "int4", "gguf")
     }
@@ -42,7 +35,7 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
     )
     profile = fit(replace(measured, tiny_mixtures=(many, few)), machine, "here", "measured here")
     assert profile.expert_us == pytest.approx(25), "two layers, twelve experts more in each"
-    (tmp_path / "here.toml").write_text(profile_text(profile, machine, measured, [], "h", "s"))
+    (tmp_path / "here.toml").write_text(profile_text(profile, "h", "s", report(machine, measured, [])))
     read = read_profile(tmp_path / "here.toml")
     for dtype in machine.packed:
         assert read.basis(dtype) == "measured here"
@@ -53,7 +46,7 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
 
 
 def test_the_mix_is_q4_k_with_finer_values_in_every_second_layer(tmp_path: Path) -> None:
-    tensors = RandomFiles(tmp_path, made_shape(256, 2, 256), 64).tensors()
+    tensors = RandomModel(tmp_path, made_shape(256, 2, 256))
     forms = {name.removeprefix("model.").removesuffix(".weight"): tensors.form(name) for name in tensors}
     assert forms["layers.0.self_attn.v_proj"] == "Q4_K"
     assert forms["layers.1.self_attn.v_proj"] == "Q6_K"

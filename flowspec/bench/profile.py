@@ -1,0 +1,419 @@
+"""How fast this machine runs layers, `lm_head` and a drafter: the times that a device profile is fitted to
+(`bench.fitting`).
+
+Measured are real slices of models of random weights: wide ones that fit no cache, whose time is reading
+weights and computing, and tiny ones, whose time is everything else, with and without experts. Wide ones are
+also measured in packed precisions, by the kernels that a stage would use here. The tasks take turns, round
+after round, and of each the second fastest run counts: what else runs on a machine only ever adds time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowspec.bench.console import Step
+from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
+from flowspec.core.protocol.precision import FILED
+from flowspec.core.stage.events import JobPart, RunLayers
+from flowspec.draft.kinds import open_drafter
+from flowspec.draft.protocol import Drafter
+from flowspec.errors import ClusterError
+from flowspec.model.accelerator import accelerator_of
+from flowspec.model.arithmetic.arrays import Numbers
+from flowspec.model.arithmetic.packed import FORMS, PANEL, Form
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.slice import Slice
+from flowspec.model.tensors import Panels, Tensors
+from flowspec.model.trials import run_trial
+from flowspec.model.weights import Span, weights_of
+from flowspec.plan.cost import read_bytes
+from flowspec.plan.memory import mib
+from flowspec.plan.shape import ModelShape
+from flowspec.runtime.links import MeasuredPeer
+
+Run = Callable[[], None]
+SLOTS = 256
+VOCABULARY = 32000
+VOCABULARY_TINY = 256
+WIDTH_TINY = 64
+EXPERTS_TINY, EXPERT_WIDTH_TINY = 16, 16
+"""Of a tiny mixture, and neurons of each."""
+SHORT_S = 0.02
+RUNS_MAX = 8
+"""A task that is shorter than `SHORT_S` has so many runs in each round: an interrupt counts for more there.
+"""
+MEMORY_SHARE_MAX = 0.4
+"""Of the memory that is free: making a model takes more for a moment."""
+REQUEST = 1
+CONTEXT = 64
+WIDTH = 8
+"""Guesses below a node that a drafter is asked for."""
+SIGN_AND_FRACTION, SMALL = 0x807F, 0x3C80
+"""Bits of bfloat16 that are drawn, and those of an exponent: from 1/64 to 1/32, of either sign."""
+SCALE, EXPONENT = 1e-3, 118
+"""Of all packed weights, as a number or as the byte of a power of two, so that nothing overflows; what
+numbers they are changes no time."""
+ROUNDER, FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
+"""Forms of the usual mix Q4_K_M, each with what llama.cpp takes where rows are no whole blocks of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMachine:
+    """Where and how layers run: in `dtype`, and in `packed` precisions beside it."""
+
+    device: str
+    dtype: str
+    packed: tuple[str, ...] = ()
+
+    def total_bytes(self) -> int:
+        return accelerator_of(self.device).total_bytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What is measured, and how often."""
+
+    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
+    widths: tuple[tuple[int, int], ...] = ((2048, 2), (1024, 6))
+    """Hidden sizes with layers: so many that together they fit no cache."""
+    tiny: tuple[int, int] = (2, 12)
+    """Numbers of layers of the tiny models: one layer more costs what a layer costs beside its weights."""
+    tiny_experts: tuple[int, int] = (2, EXPERTS_TINY - 2)
+    """Experts a row of the tiny mixtures: one more costs what an expert costs beside its weights."""
+    rounds: int = 12
+
+    def fitting(self, machine: MeasuredMachine) -> Effort:
+        """The same with layers as wide as this machine has memory for; raises `ClusterError` when there is
+        next to none."""
+        weight_bytes = sum(map(read_bytes, (machine.dtype, *machine.packed)))
+        free_bytes = accelerator_of(machine.device).free_bytes()
+        for halved in range(4):
+            widths = tuple((hidden >> halved, layers) for hidden, layers in self.widths)
+            need = sum(made_shape(hidden, layers).params for hidden, layers in widths) * weight_bytes
+            if need < MEMORY_SHARE_MAX * free_bytes:
+                return replace(self, widths=widths)
+        raise ClusterError(
+            f"measuring needs {mib(int(need / MEMORY_SHARE_MAX))} of free memory, but {mib(free_bytes)} are "
+            "free here"
+        )
+
+    def step_count(self, machine: MeasuredMachine) -> int:
+        """Of `measure`."""
+        tasks = len(self.rows) * (len(self.widths) * (1 + len(machine.packed)) + 2)
+        return (self.rounds + 1) * (tasks + len(self.tiny) + len(self.tiny_experts))
+
+
+QUICK = Effort(rows=(1, 8, 32, 64), widths=((2048, 1), (1024, 3)), rounds=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPoint:
+    """A pass of `rows` rows took so long: over all layers of a shape, its `lm_head`, or a drafter."""
+
+    shape: ModelShape
+    layers: int
+    rows: int
+    s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineTimes:
+    """All of a machine: `layers` by precision, and the bundled `drafter`."""
+
+    layers: Mapping[str, tuple[LayerPoint, ...]]
+    tiny: tuple[LayerPoint, ...]
+    tiny_mixtures: tuple[LayerPoint, ...]
+    lm_head: tuple[LayerPoint, ...]
+    drafter: tuple[LayerPoint, ...]
+
+
+class Task(NamedTuple):
+    """What gives a point of a `kind`: a precision in which wide layers run, or what is measured else."""
+
+    kind: str
+    name: str
+    shape: ModelShape
+    rows: int
+    run: Run
+
+
+def measure(machine: MeasuredMachine, effort: Effort, step: Step) -> MachineTimes:
+    """Takes `effort.step_count` steps."""
+    device, dtypes, narrowest = machine.device, (machine.dtype, *machine.packed), min(effort.widths)[0]
+    wide: list[tuple[str, ModelShape, Slice]] = []
+    for hidden, layers in effort.widths:
+        shape = made_shape(hidden, layers, VOCABULARY if hidden == narrowest else VOCABULARY_TINY)
+        wide += [(dtype, *random_slice(shape, dtype, device)) for dtype in dtypes]
+    _, head_shape, head = next(each for each in wide if each[1].hidden == narrowest)
+    drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), machine.dtype, device, context=CONTEXT)
+    assert drafter is not None
+    tasks = []
+    for rows in effort.rows:
+        for dtype, shape, part in wide:
+            name = f"layers {shape.hidden} wide in {dtype}, {rows} rows"
+            tasks.append(Task(dtype, name, shape, rows, pass_task(part, rows)))
+        tasks.append(Task("lm_head", f"lm_head, {rows} rows", head_shape, rows, head_task(head, rows)))
+        tasks.append(Task("drafter", f"drafter, {rows} rows", head_shape, rows, drafter_task(drafter, rows)))
+    for layers in effort.tiny:
+        shape, part = random_slice(made_shape(WIDTH_TINY, layers, VOCABULARY_TINY), machine.dtype, device)
+        tasks.append(Task("tiny", f"{layers} tiny layers", shape, 1, pass_task(part, 1)))
+    # Mixtures are large, so most run packed, and there each product takes a few calls more.
+    dtype = "int4" if "int4" in machine.packed else machine.dtype
+    for chosen in effort.tiny_experts:
+        shape = replace(
+            made_shape(WIDTH_TINY, max(effort.tiny), VOCABULARY_TINY),
+            intermediate=EXPERT_WIDTH_TINY * chosen,
+            experts=EXPERTS_TINY,
+            experts_per_row=chosen,
+        )
+        _, part = random_slice(shape, dtype, device)
+        name = f"tiny layers of {chosen} experts a row"
+        tasks.append(Task("tiny_mixtures", name, shape, 1, pass_task(part, 1)))
+    spent = fast_times(tasks, effort.rounds, step)
+
+    def points(kind: str) -> tuple[LayerPoint, ...]:
+        return tuple(
+            LayerPoint(shape=task.shape, layers=task.shape.layers, rows=task.rows, s=s)
+            for task, s in spent.items()
+            if task.kind == kind
+        )
+
+    others = {kind: points(kind) for kind in ("tiny", "tiny_mixtures", "lm_head", "drafter")}
+    return MachineTimes(layers={dtype: points(dtype) for dtype in dtypes}, **others)
+
+
+def fast_times(tasks: Sequence[Task], rounds: int, step: Step) -> dict[Task, float]:
+    """The second fastest run of each, in seconds; they take turns, short ones with several runs in each round
+    after the first. None runs twice in a row: a cache may hold packed weights."""
+    spent: dict[Task, list[float]] = {task: [] for task in tasks}
+    runs = dict.fromkeys(tasks, 1)
+    for number in range(rounds + 1):
+        for turn in range(max(runs.values())):
+            for task, found in spent.items():
+                if turn < runs[task]:
+                    started_s = time.perf_counter()
+                    task.run()
+                    found.append(time.perf_counter() - started_s)
+                if not turn:
+                    step(task.name)
+        if not number:
+            runs = {task: min(RUNS_MAX, 1 + int(SHORT_S / found.pop())) for task, found in spent.items()}
+    return {task: sorted(found)[min(1, len(found) - 1)] for task, found in spent.items()}
+
+
+def report(machine: MeasuredMachine, times: MachineTimes, peers: Sequence[MeasuredPeer]) -> dict[str, Any]:
+    """What was measured: milliseconds by rows (of a layer by precision and width, too), links by device name,
+    and which kernels those of packed precisions are."""
+
+    def by_rows(points: Sequence[LayerPoint]) -> dict[str, float]:
+        return {str(point.rows): round(1e3 * point.s, 4) for point in points}
+
+    layers: dict[str, dict[str, dict[str, float]]] = {}
+    for dtype, points in times.layers.items():
+        for point in points:
+            found = layers.setdefault(dtype, {}).setdefault(str(point.shape.hidden), {})
+            found[str(point.rows)] = round(1e3 * point.s / point.layers, 4)
+    links = {
+        peer.name: {"latency_ms": round(1e3 * peer.latency_s, 3), "mbit_per_s": round(peer.bandwidth_mbps, 1)}
+        for peer in peers
+    }
+    return {
+        "dtype": machine.dtype,
+        "device": machine.device,
+        "kernels": {dtype: run_trial(dtype, machine.device).arithmetics[0] for dtype in machine.packed},
+        "layer_ms": layers,
+        "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in times.tiny},
+        "tiny_experts_pass_ms": {
+            str(point.shape.experts_per_row): round(1e3 * point.s, 4) for point in times.tiny_mixtures
+        },
+        "lm_head_ms": by_rows(times.lm_head),
+        "drafter_ms": by_rows(times.drafter),
+        "links": links,
+    }
+
+
+# ------------------------------------------------------------------------------------------------------ tasks
+
+
+def pass_task(part: Slice, rows: int) -> Run:
+    """A pass of so many rows over all layers: a chain, as in a prompt's chunk."""
+    part.open_cache(REQUEST, SLOTS)
+    numbers = np.arange(rows)
+    segment = JobPart(
+        request=REQUEST,
+        slots=numbers,
+        tokens=numbers,
+        positions=numbers,
+        key_positions=numbers.astype(np.int32),
+        visible=np.tril(np.ones((rows, rows), dtype=np.bool_)),
+        sampled=np.zeros(rows, dtype=np.bool_),
+        sampling=Sampling(),
+    )
+    job = RunLayers(job=0, parts=(segment,), payload=None, rows=tuple(range(rows)))
+    wait = accelerator_of(part.device).wait
+
+    def run() -> None:
+        part.forward(job, None)
+        wait()
+
+    return run
+
+
+def head_task(part: Slice, rows: int) -> Run:
+    """`lm_head` over so many rows, logits on the CPU at the end."""
+    drawn = np.random.default_rng(0).standard_normal((rows, part.spec.hidden), np.float32)
+    hidden = part.engine.cast(drawn)
+
+    def run() -> None:
+        part.logits(hidden)
+
+    return run
+
+
+def drafter_task(drafter: Drafter, rows: int) -> Run:
+    """A pass of so many new nodes, children of the root, through a drafter; each of a request of its own."""
+
+    def draft(request: int, ids: Sequence[int], parent: int, opening: Open | None = None) -> None:
+        part = SegmentPart(
+            commit=Commit(request=request, epoch=0, base=1, path=()),
+            opening=opening,
+            ids=tuple(ids),
+            parents=(parent,) * len(ids),
+            tokens=tuple(2 + node for node in ids),
+            positions=(parent + 1,) * len(ids),
+            committed=(opening is not None,) * len(ids),
+        )
+        drafter.draft(Segment(segment=0, parts=(part,)), WIDTH)
+
+    def passes() -> Iterator[None]:
+        begun = {"epoch": 0, "keep": 0, "length": 1, "root": 0, "slots": SLOTS, "answer_start": 1}
+        for request in itertools.count(1000 * rows):
+            draft(request, [0], -1, Open(request=request, sampling=Sampling(), **begun))
+            yield
+            draft(request, range(1, rows + 1), 0)
+            drafter.release(Release(request=request))
+
+    run = passes()
+    next(run)
+    return partial(next, run)
+
+
+# ----------------------------------------------------------------------------------- models of random weights
+
+
+def made_shape(hidden: int, layers: int, vocabulary: int = VOCABULARY) -> ModelShape:
+    """A Llama of TinyLlama's proportions, with heads of 64."""
+    heads = max(1, hidden // 64)
+    return ModelShape(
+        name=f"{hidden}-wide",
+        layers=layers,
+        hidden=hidden,
+        intermediate=hidden * 11 // 4,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=64,
+        vocabulary=vocabulary,
+    )
+
+
+def random_slice(shape: ModelShape, dtype: str, device: str) -> tuple[ModelShape, Slice]:
+    """A whole model of random weights, loaded as any stage loads its slice; with its shape, which says what
+    its weights take."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = RandomModel(Path(folder), shape)
+        if dtype == FILED:
+            names = [name for name in model if ".layers." in name and model.form(name)]
+            weights = sum(map(model.element_count, names))
+            shape = replace(shape, filed_bytes=sum(map(model.packed_bytes, names)) / weights)
+        return shape, Slice.load(model, model.span, dtype, device)
+
+
+class RandomModel(ModelFiles, Tensors):
+    """A model of a shape for short texts: a Llama, or a mixture in Qwen3's layout. It has a config in a
+    folder, and each tensor is drawn when it is read; its lm_head is the embedding. Matrices are also packed
+    as in GGUF files, of random levels: in the mix Q4_K_M."""
+
+    def __init__(self, folder: Path, shape: ModelShape) -> None:
+        config = {
+            "model_type": "qwen3_moe" if shape.experts > 1 else "llama",
+            "vocab_size": shape.vocabulary,
+            "hidden_size": shape.hidden,
+            "intermediate_size": shape.intermediate,
+            "num_hidden_layers": shape.layers,
+            "num_attention_heads": shape.heads,
+            "num_key_value_heads": shape.kv_heads,
+            "head_dim": shape.head_dim,
+            "max_position_embeddings": 4 * SLOTS,
+            "tie_word_embeddings": True,
+        }
+        if shape.experts > 1:
+            config |= {
+                "moe_intermediate_size": shape.intermediate // shape.experts_per_row,
+                "num_experts": shape.experts,
+                "num_experts_per_tok": shape.experts_per_row,
+                "norm_topk_prob": True,
+            }
+        (folder / "config.json").write_text(json.dumps(config))
+        super().__init__(str(folder))
+        self.span = Span(first=0, end=shape.layers, count=shape.layers)
+        self._random, self._shapes = np.random.default_rng(0), dict[str, tuple[int, ...]]()
+        self._shapes = {
+            name: np.broadcast_to(np.uint8(0), weight.shape)[part].shape
+            for weight in weights_of(self.spec, self.span, self)
+            for name, part in weight.parts.items()
+        }
+
+    def tensors(self) -> Tensors:
+        return self
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._shapes
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
+        drawn = self._random.integers(0, 1 << 16, shape, np.uint16)
+        drawn &= SIGN_AND_FRACTION
+        drawn |= SMALL
+        return drawn
+
+    def form(self, name: str) -> str:
+        """Half of the layers have values and `down_proj` in the finer form, and so has the embedding."""
+        if len(self.shape(name)) != 2:
+            return ""
+        _, _, after = name.partition(".layers.")
+        is_finer = not after or (
+            int(after.partition(".")[0]) % 2 == 1 and after.endswith(("v_proj.weight", "down_proj.weight"))
+        )
+        whole, other = FINER if is_finer else ROUNDER
+        return other if self.shape(name)[1] % FORMS[whole].unit else whole
+
+    def panels(self, name: str, shape: tuple[int, ...]) -> Panels:
+        outputs, inputs = shape
+        return random_panels(FORMS[self.form(name)], outputs, inputs, self._random)
+
+
+def random_panels(form: Form, outputs: int, inputs: int, random: np.random.Generator) -> Panels:
+    """Panels `[panels, units, unit_bytes]` of a matrix, with random levels and whole scales."""
+    size = -(-outputs // PANEL), inputs // form.unit, form.unit_bytes
+    panels = random.integers(0, 256, size, np.uint8)
+    if form.has_exponents:
+        panels[..., -PANEL:] = EXPONENT
+        return panels
+    ends = PANEL * (1 + form.has_minimum)
+    panels[..., -2 * ends :] = np.full(ends, SCALE, np.float16).view(np.uint8)
+    return panels
