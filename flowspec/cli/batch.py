@@ -46,9 +46,9 @@ class Batch:
 
     def answer(self, prompt: Prompt) -> list[tuple[Question, Answer]]:
         """All turns of one prompt; fewer if the batch is stopped meanwhile."""
-        tokenizer, head = self.llm.tokenizer, self.llm.session.head
+        session, tokenizer = self.llm.session, self.llm.tokenizer
         assert tokenizer is not None
-        request = head.new_request()
+        request = session.head.new_request()
         messages: Messages = []
         found: list[tuple[Question, Answer]] = []
         for turn in prompt.turns:
@@ -56,27 +56,21 @@ class Batch:
             ids = tokenizer.encode_dialogue(messages, system=self.system, is_raw=self.is_raw)
             question = replace(self.question, prompt=ids)
             try:
-                answer = self._ask(question, request)
+                with self._lock:
+                    if self._is_stopped:
+                        break
+                    stream = AnswerStream(session, question, tokenizer, request=request)
+                    self._running[request] = stream
+                answer = stream.answer()
             except InputError as error:
                 raise InputError(f"prompt {prompt.prompt_id}: {error}") from None
-            if answer is None:
-                break
+            finally:
+                with self._lock:
+                    self._running.pop(request, None)
             found.append((question, answer))
             messages.append({"role": "assistant", "content": answer.text})
-        head.forget(request)
+        session.head.forget(request)
         return found
-
-    def _ask(self, question: Question, request: int) -> Answer | None:
-        with self._lock:
-            if self._is_stopped:
-                return None
-            stream = AnswerStream(self.llm.session, question, self.llm.tokenizer, request=request)
-            self._running[request] = stream
-        try:
-            return stream.answer()
-        finally:
-            with self._lock:
-                del self._running[request]
 
     def stop(self) -> None:
         with self._lock:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import faulthandler
 import logging
+import re
 import socket
 import sys
 from pathlib import Path
@@ -19,11 +20,9 @@ from flowspec.cli.parser import Rare
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.errors import InputError
 from flowspec.folders import keys_folder
-from flowspec.runtime.cluster import PORT_DEFAULT
+from flowspec.runtime.cluster import PORT_DEFAULT, parse_bytes
 
 if TYPE_CHECKING:  # what a daemon is made of is imported when it starts, not for its flags
-    from flowspec.plan.profile import DeviceProfile
-    from flowspec.runtime.daemon import Daemon
     from flowspec.runtime.security.keyring import Keyring
 
 
@@ -31,85 +30,47 @@ log = logging.getLogger("flowspec.daemon")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)"
-    )
-    parser.add_argument(
-        "--port",
-        type=int,
-        default=PORT_DEFAULT,
-        help="port to listen on, 0 for a free one (default: %(default)s)",
-    )
+    host = "address to listen on (default: %(default)s, this machine only)"
+    parser.add_argument("--host", default="127.0.0.1", help=host)
+    port = "port to listen on, 0 for a free one (default: %(default)s)"
+    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help=port)
     parser.add_argument(
         "--name",
         help="name in its log, and of its key (default: that of its only key, else the host's); a head calls "
         "it as its cluster file does",
     )
     trust = parser.add_mutually_exclusive_group()
-    trust.add_argument(
-        "--keys",
-        type=Path,
-        metavar="FOLDER",
-        help=f"this device's key and the list (default: {keys_folder()}, if there)",
+    keys = f"this device's key and the list (default: {keys_folder()}, if there)"
+    trust.add_argument("--keys", type=Path, metavar="FOLDER", help=keys)
+    insecure = "no keys: whoever reaches the port may use this device and read along"
+    trust.add_argument("--insecure", action="store_true", help=insecure)
+    device = Rare("where to compute (default: %(default)s)")
+    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help=device)
+    memory = "most memory to use, such as 4GiB (default: what is free)"
+    parser.add_argument("--memory", metavar="SIZE", help=memory)
+    stored = Rare(
+        "where to store weights that a head sends or that were quantised (default: in the user's cache "
+        "folder)"
     )
-    trust.add_argument(
-        "--insecure",
-        action="store_true",
-        help="no keys: whoever reaches the port may use this device and read along",
+    parser.add_argument("--cache-dir", type=Path, metavar="FOLDER", help=stored)
+    limit = Rare(
+        "most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: "
+        "half of what is free)"
     )
-    parser.add_argument(
-        "--device",
-        default="auto",
-        metavar="auto|cpu|cuda:N",
-        help=Rare("where to compute (default: %(default)s)"),
+    parser.add_argument("--cache-limit", metavar="SIZE", help=limit)
+    hub = Rare(
+        "fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch "
+        "a slice's files)"
     )
-    parser.add_argument(
-        "--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)"
+    parser.add_argument("--no-hub", action="store_true", help=hub)
+    announce = "let `flowspec devices` find it in the local network (default: it is announced nowhere)"
+    parser.add_argument("--announce", action="store_true", help=announce)
+    threads = "threads that compute (default: one on each core, or OMP_NUM_THREADS)"
+    parser.add_argument("--threads", type=int, metavar="N", help=threads)
+    speed = Rare(
+        "how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a probe)"
     )
-    parser.add_argument(
-        "--cache-dir",
-        type=Path,
-        metavar="FOLDER",
-        help=Rare(
-            "where to store weights that a head sends or that were quantised (default: in the user's cache "
-            "folder)"
-        ),
-    )
-    parser.add_argument(
-        "--cache-limit",
-        metavar="SIZE",
-        help=Rare(
-            "most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: "
-            "half of what is free)"
-        ),
-    )
-    parser.add_argument(
-        "--no-hub",
-        action="store_true",
-        help=Rare(
-            "fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch "
-            "a slice's files)"
-        ),
-    )
-    parser.add_argument(
-        "--announce",
-        action="store_true",
-        help="let `flowspec devices` find it in the local network (default: it is announced nowhere)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=int,
-        metavar="N",
-        help="threads that compute (default: one on each core, or OMP_NUM_THREADS)",
-    )
-    parser.add_argument(
-        "--profile",
-        metavar="BOARD",
-        help=Rare(
-            "how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a "
-            "probe)"
-        ),
-    )
+    parser.add_argument("--profile", metavar="BOARD", help=speed)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -117,9 +78,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--port: expected 0 to 65535, got {args.port}")
     if args.threads is not None and args.threads < 1:
         raise InputError(f"--threads: expected 1 or more, got {args.threads}")
-    if args.device not in ("auto", "cpu") and not (
-        args.device.startswith("cuda:") and args.device[5:].isdecimal()
-    ):
+    if not re.fullmatch(r"auto|cpu|cuda:\d+", args.device):
         raise InputError(f"--device: expected auto, cpu or cuda:N, got {args.device!r}")
     if not args.host:
         raise InputError("--host: expected an address of this machine, got an empty one")
@@ -132,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         find(args.device)
     if args.cache_dir is not None and args.cache_dir.exists() and not args.cache_dir.is_dir():
         raise InputError(f"--cache-dir: expected a folder, got the file {args.cache_dir}")
+    from flowspec.plan.profile import find_profile
     from flowspec.runtime.daemon import Daemon
     from flowspec.runtime.machine import Machine
     from flowspec.runtime.transport import check_own
@@ -143,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         cache_dir=args.cache_dir,
         cache_bytes=0 if args.cache_limit == "0" else _size("--cache-limit", args.cache_limit),
         uses_hub=not args.no_hub,
-        profile=None if args.profile is None else _profile(args.profile),
+        profile=None if args.profile is None else find_profile(args.profile, what="--profile"),
     )
     check_own(args.host)  # before the keys: a wrong address is wrong with any
     keys = None if args.insecure else _keys(args.keys, args.name)
@@ -159,7 +119,19 @@ def run(args: argparse.Namespace) -> int:
     faulthandler.enable(
         sys.stderr
     )  # what ends the process at once, as SIGILL does, leaves a trace in the log
-    with _announced(daemon) if args.announce else contextlib.nullcontext():
+    announced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if args.announce:
+        from flowspec.host_memory import host_memory
+        from flowspec.runtime.discovery import announcing
+
+        announced = announcing(
+            name=daemon.name,
+            host=daemon.host,
+            port=daemon.port,
+            memory_bytes=machine.memory_bytes or host_memory().total,
+            device=machine.device,
+        )
+    with announced:
         daemon.run()
     return 0
 
@@ -185,29 +157,7 @@ def _keys(folder: Path | None, name: str | None) -> Keyring | None:
 
 
 def _size(flag: str, text: str | None) -> int | None:
-    from flowspec.runtime.cluster import parse_bytes
-
     try:
         return None if text is None else parse_bytes(text)
     except InputError as error:
         raise InputError(f"{flag}: {error}") from None
-
-
-def _profile(name: str) -> DeviceProfile:
-    from flowspec.plan.profile import find_profile
-
-    return find_profile(name, what="--profile")
-
-
-def _announced(daemon: Daemon) -> contextlib.AbstractContextManager[None]:
-    from flowspec.host_memory import host_memory
-    from flowspec.runtime.discovery import announcing
-
-    memory_bytes = daemon.machine.memory_bytes or host_memory().total
-    return announcing(
-        name=daemon.name,
-        host=daemon.host,
-        port=daemon.port,
-        memory_bytes=memory_bytes,
-        device=daemon.machine.device,
-    )

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import show_table
 from flowspec.cli.options import check_new_toml, write_file
 from flowspec.cli.terminal import note
-from flowspec.core.protocol.facts import Facts
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
 from flowspec.plan.tables import toml_of
@@ -35,33 +32,13 @@ LISTENING = 0.5
 """Of the time that there is, the share in which daemons are heard of; in the rest they are asked."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SeenDaemon:
-    """A daemon as it announced itself, and what it said when it was asked: `facts`, or the `problem` why
-    there are none."""
-
-    announced: Announced
-    address: str
-    facts: Facts | None
-    problem: str
-
-    @property
-    def state(self) -> str:
-        return "no answer" if self.facts is None else "busy" if self.facts.is_held else "free"
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     timeout = "how long all of it may take (default: %(default)s)"
     parser.add_argument("--timeout", type=float, default=4.0, metavar="SECONDS", help=timeout)
-    parser.add_argument(
-        "--keys",
-        type=Path,
-        metavar="FOLDER",
-        help="the cluster's keys (flowspec keygen), for daemons that ask for them (default: none)",
-    )
-    parser.add_argument(
-        "--write", type=Path, metavar="FILE.toml", help="write a cluster file of those that can be used"
-    )
+    keys = "the cluster's keys (flowspec keygen), for daemons that ask for them (default: none)"
+    parser.add_argument("--keys", type=Path, metavar="FOLDER", help=keys)
+    write = "write a cluster file of those that can be used"
+    parser.add_argument("--write", type=Path, metavar="FILE.toml", help=write)
     parser.add_argument("--force", action="store_true", help="overwrite that file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -77,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
     deadline_s = time.monotonic() + args.timeout
     found = find_announced(LISTENING * args.timeout)
     seen = ask(found, keys, deadline_s - time.monotonic())
-    usable = [each for each in seen if each.facts is not None]
+    usable = [each for each in seen if each["available_bytes"] is not None]
     if args.json:
         written = str(args.write) if args.write is not None and usable else None
-        print(json.dumps({"devices": [report(each) for each in seen], "written": written}))
+        print(json.dumps({"devices": seen, "written": written}))
     elif seen:
         show(seen)
     if not seen:
@@ -100,62 +77,53 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(
-    found: Sequence[Announced], keys: Keyring | None = None, within_s: float = math.inf
-) -> list[SeenDaemon]:
-    """Asks each daemon at all of its addresses, at its likeliest first; the first that answers counts."""
+def ask(found: Sequence[Announced], keys: Keyring | None, within_s: float) -> list[dict[str, Any]]:
+    """Asks each daemon at all of its addresses, at its likeliest first; the first that answers counts. As
+    `--json` shows them, memory in bytes."""
     places = [
         (each, each.addresses[rank]) for rank in range(8) for each in found if rank < len(each.addresses)
     ]
     devices = [Device(name=each.name, address=address) for each, address in places]
     answers = ask_all(devices, keys=keys, within_s=max(0.0, within_s))
-    seen: dict[int, SeenDaemon] = {}
+    seen: dict[int, dict[str, Any]] = {}
     for (each, address), answer in zip(places, answers, strict=True):
-        known = seen.get(id(each))
-        if known is None or (known.facts is None and answer.facts is not None):
-            problem = answer.failure.text if answer.failure is not None else ""
-            seen[id(each)] = SeenDaemon(announced=each, address=address, facts=answer.facts, problem=problem)
+        facts, known = answer.facts, seen.get(id(each))
+        if known is None or (known["available_bytes"] is None and facts is not None):
+            seen[id(each)] = {
+                "name": each.name,
+                "address": address,
+                "version": each.version,
+                "memory_bytes": each.memory_bytes,
+                "available_bytes": None if facts is None else facts.memory_available_bytes,
+                "device": each.device,
+                "board": "" if facts is None else facts.board.model,
+                "state": "no answer" if facts is None else "busy" if facts.is_held else "free",
+                "problem": "" if answer.failure is None else answer.failure.text,
+            }
     return list(seen.values())
 
 
-def report(each: SeenDaemon) -> dict[str, Any]:
-    """A device as `--json` shows it; memory in bytes."""
-    return {
-        "name": each.announced.name,
-        "address": each.address,
-        "version": each.announced.version,
-        "memory_bytes": each.announced.memory_bytes,
-        "available_bytes": None if each.facts is None else each.facts.memory_available_bytes,
-        "device": each.announced.device,
-        "board": "" if each.facts is None else each.facts.board.model,
-        "state": each.state,
-        "problem": each.problem,
-    }
-
-
-def show(seen: Iterable[SeenDaemon]) -> None:
+def show(seen: Sequence[Mapping[str, Any]]) -> None:
     rows = []
     for each in seen:
-        board = each.facts.board.model if each.facts is not None else ""
-        device = each.announced.device + (f", {board}" if board else "")
-        available = mib(each.facts.memory_available_bytes) if each.facts is not None else "-"
-        memory = mib(each.announced.memory_bytes)
-        state = each.state if each.facts is not None else f"{each.state}: {each.problem}"
-        rows.append(
-            (each.announced.name, each.address, each.announced.version, memory, available, device, state)
-        )
+        memory, available, state = mib(each["memory_bytes"]), each["available_bytes"], each["state"]
+        if available is None:
+            state = f"{state}: {each['problem']}"
+        device = each["device"] + (f", {each['board']}" if each["board"] else "")
+        known = "-" if available is None else mib(available)
+        rows.append((each["name"], each["address"], each["version"], memory, known, device, state))
     show_table(("name", "address", "FlowSpec", "memory", "available", "device", "state"), rows)
 
 
-def write(path: Path, seen: Sequence[SeenDaemon]) -> None:
+def write(path: Path, seen: Sequence[Mapping[str, Any]]) -> None:
     """A cluster file, a device for each, their names made to differ."""
     lines = ["# Found by flowspec devices; put the devices into pipeline order."]
     names: set[str] = set()
     for each in seen:
-        name, number = each.announced.name, 2
+        name, number = each["name"], 2
         while name in names:
-            name, number = f"{each.announced.name}-{number}", number + 1
+            name, number = f"{each['name']}-{number}", number + 1
         names.add(name)
-        lines += ["", toml_of({"device": [{"name": name, "address": each.address}]}).rstrip()]
-        lines.append(f"# {mib(each.announced.memory_bytes)}, {each.state} when it was found")
+        lines += ["", toml_of({"device": [{"name": name, "address": each["address"]}]}).rstrip()]
+        lines.append(f"# {mib(each['memory_bytes'])}, {each['state']} when it was found")
     write_file("--write", path, "\n".join(lines) + "\n")

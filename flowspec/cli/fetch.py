@@ -9,16 +9,14 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import show
-from flowspec.cli.options import add_cache_argument, positive
-from flowspec.cli.plan_request import add_device_arguments, make_plan_inputs
+from flowspec.cli.plan_request import add_forecast_arguments, make_plan_inputs
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import FILED, OF_ANY_MODEL
 from flowspec.errors import InputError
@@ -29,7 +27,6 @@ from flowspec.model.hub import (
     Choice,
     cached,
     cached_sizes,
-    check_any,
     choices_of,
     chosen,
     hub_cache,
@@ -39,7 +36,7 @@ from flowspec.model.hub import (
 )
 from flowspec.plan.memory import mib, weights_of
 from flowspec.plan.planner import DoesNotFit, make_plan
-from flowspec.plan.shape import ModelShape, shape_of
+from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster import pick_context
@@ -51,20 +48,9 @@ DISK_SPARED_BYTES = 1 << 30
 """Left free where the hub's cache is."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """What a choice would do on the devices: whether it `fits`, and tokens/s by the planner's formula; None
-    where no devices were named, or what it is cannot be seen before it is here."""
-
-    choice: Choice
-    fits: bool | None = None
-    tokens_per_s: float | None = None
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="OWNER/NAME[/FILE.gguf]", help="a repository of the hub, or a file in it"
-    )
+    model = "a repository of the hub, or a file in it"
+    parser.add_argument("model", metavar="OWNER/NAME[/FILE.gguf]", help=model)
     parser.add_argument(
         "--quant",
         metavar="NAME",
@@ -72,17 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the checkpoint)",
     )
     parser.add_argument("--list", action="store_true", help="only tell what there is")
-    group = parser.add_argument_group("devices that it is for")
-    add_device_arguments(group)
-    group.add_argument(
-        "--dtype", choices=OF_ANY_MODEL, help="precision in which a checkpoint will run (default: its own)"
-    )
-    group.add_argument(
-        "--context", type=positive, metavar="TOKENS", help="memory is reserved for it (default: 4096)"
-    )
-    add_cache_argument(group)
-    # of a plan, which are its own defaults
-    parser.set_defaults(shape=None, acceptance=None, users=1, head=None, all_devices=False)
+    dtype = "precision in which a checkpoint will run (default: its own)"
+    add_forecast_arguments(parser, choices=OF_ANY_MODEL, help=dtype)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -98,17 +75,25 @@ def run(args: argparse.Namespace) -> int:
         found = [choice for choice in found if file in choice.sizes]
         if not found:
             raise InputError(f"{repository!r} on the hub has no {file}, or not all parts of it")
-    check_any(found, repository)
-    outlooks = _outlooks(args, repository, found)
+    if not found:
+        raise InputError(
+            f"{repository!r} on the hub has no safetensors and no GGUF files; if it is an EAGLE head in "
+            f".bin, --drafter {repository} downloads it; a model is to be converted first (docs/security.md)"
+        )
+    rows = _forecasts(args, repository, found)
+    report = {"repository": repository, "is_offline": False, "choices": rows, "chosen": None, "model": None}
     if args.list:
-        _tell(args, repository, outlooks, None)
+        if args.json:
+            print(json.dumps(report))
+        else:
+            _show(repository, rows)
         return 0
     choice = chosen(found, args.quant, repository)
-    outlook = next(each for each in outlooks if each.choice is choice)
     missing = {name: size for name, size in choice.sizes.items() if cached(repository, name) is None}
     if not args.json:
-        _tell(args, repository, outlooks, choice)
-    if outlook.fits is False:
+        _show(repository, rows)
+        print(f"\ntaking {choice.name}", flush=True)
+    if rows[found.index(choice)]["fits"] is False:
         raise InputError(
             f"{choice.name} of {repository!r} does not fit these devices; take another --quant or --dtype, "
             "or leave the devices out to download it all the same"
@@ -120,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         if hub_file(repository, name, may_fetch=True) is None:
             raise InputError(f"{repository!r} on the hub has no {name} any more; start again")
     if args.json:
-        _tell(args, repository, outlooks, choice)
+        print(json.dumps({**report, "chosen": choice.name, "model": choice.model}))
     else:
         print(f"here; use it with --model {choice.model}")
     return 0
@@ -179,44 +164,54 @@ def _found(repository: str, quant: str | None) -> tuple[list[str], list[str]]:
     return ([] if missing else [repository]), missing
 
 
-def _outlooks(args: argparse.Namespace, repository: str, choices: Sequence[Choice]) -> list[Outlook]:
-    """Of each choice, on the devices that were named."""
+def _forecasts(args: argparse.Namespace, repository: str, choices: Sequence[Choice]) -> list[dict[str, Any]]:
+    """Of each choice what it is, whether it fits on the devices that were named, and tokens/s there by the
+    planner's formula; None where none were."""
+    rows = []
+    for choice, request in zip(choices, _requests(args, repository, choices), strict=True):
+        fits = tokens_per_s = None
+        if request is not None:
+            try:
+                fits, tokens_per_s = True, make_plan(request).forecast.tokens_per_s
+            except DoesNotFit:
+                fits = False
+        rows.append(
+            {
+                "name": choice.name,
+                "model": choice.model,
+                "files": list(choice.sizes),
+                "size_bytes": choice.size_bytes,
+                "fits": fits,
+                "tokens_per_s": tokens_per_s,
+            }
+        )
+    return rows
+
+
+def _requests(
+    args: argparse.Namespace, repository: str, choices: Sequence[Choice]
+) -> Iterator[PlanRequest | None]:
+    """What the planner is asked of each choice, by the model's config.json or the beginning of a GGUF file:
+    in the precision that is asked for, else its checkpoint's (of a GGUF file what it is packed in)."""
     if args.cluster is None and args.devices is None:
-        return [Outlook(choice=choice) for choice in choices]
-    shown = next((choice for choice in choices if choice.name != CHECKPOINT), None)
+        yield from [None] * len(choices)
+        return
+    filed = [choice for choice in choices if choice.name != CHECKPOINT]
     with tempfile.TemporaryDirectory(prefix="flowspec-") as folder:
-        shape, dtype, context = _look(args, repository, shown, Path(folder))
-    precisions = (dtype,) if shown is None else (FILED, dtype) if dtype != FILED else (FILED,)
+        if hub_file(repository, "config.json", may_fetch=True) is not None:
+            files = ModelFiles(repository)
+        else:
+            files = _beginning(repository, filed[0], Path(folder))  # a checkpoint has a config.json
+        spec, dtype = files.spec, pick_dtype(args.dtype, files, files.config())
+    shape, context = shape_of(spec, repository), pick_context(args.context, spec.context_max)
+    precisions = tuple(dict.fromkeys((*([FILED] if filed else []), dtype)))
     taken = taken_for(Decoding(), args.model, args.cluster)
-    request = make_plan_inputs(args, shape, weights_of(shape), precisions, context, taken).request
-    found = []
+    wanted = make_plan_inputs(args, shape, weights_of(shape), precisions, context, taken).request
     for choice in choices:
         precision = dtype if choice.name == CHECKPOINT else FILED
         size = choice.size_bytes / max(1, shape.params + (0 if shape.is_tied else shape.head_params))
         own = shape if precision != FILED else replace(shape, filed_bytes=size)
-        found.append(_outlook(choice, replace(request, shape=own, precisions=(precision,))))
-    return found
-
-
-def _outlook(choice: Choice, request: PlanRequest) -> Outlook:
-    try:
-        return Outlook(choice=choice, fits=True, tokens_per_s=make_plan(request).forecast.tokens_per_s)
-    except DoesNotFit:
-        return Outlook(choice=choice, fits=False)
-
-
-def _look(
-    args: argparse.Namespace, repository: str, shown: Choice | None, folder: Path
-) -> tuple[ModelShape, str, int]:
-    """The model's shape, the precision that is asked for, else its checkpoint's (of a GGUF file what it is
-    packed in), and the context, by its config.json or the beginning of a GGUF file."""
-    if hub_file(repository, "config.json", may_fetch=True) is not None:
-        files = ModelFiles(repository)
-    else:
-        assert shown is not None, "a checkpoint has a config.json"
-        files = _beginning(repository, shown, folder)
-    spec, dtype = files.spec, pick_dtype(args.dtype, files, files.config())
-    return shape_of(spec, repository), dtype, pick_context(args.context, spec.context_max)
+        yield replace(wanted, shape=own, precisions=(precision,))
 
 
 def _beginning(repository: str, choice: Choice, folder: Path) -> ModelFiles:
@@ -244,41 +239,11 @@ def _check_disk(missing: dict[str, int]) -> None:
         )
 
 
-def _tell(
-    args: argparse.Namespace, repository: str, outlooks: Sequence[Outlook], choice: Choice | None
-) -> None:
-    if args.json:
-        print(json.dumps(_report(repository, outlooks, choice)))
-        return
-    rows = []
-    for each in outlooks:
-        row = [each.choice.name, len(each.choice.sizes), mib(each.choice.size_bytes)]
-        if each.fits is not None:
-            rate = "-" if each.tokens_per_s is None else rounded(each.tokens_per_s)
-            row += ["yes" if each.fits else "no", rate]
-        rows.append(row)
+def _show(repository: str, rows: Sequence[dict[str, Any]]) -> None:
+    shown: list[list[Any]] = []
+    for row in rows:
+        shown.append([row["name"], len(row["files"]), mib(row["size_bytes"])])
+        if row["fits"] is not None:
+            shown[-1] += ["yes", rounded(row["tokens_per_s"])] if row["fits"] else ["no", "-"]
     columns = ("what", "files", "size", "fits", "tokens/s, forecast")
-    show(f"{repository} on the hub", columns[: len(rows[0])] if rows else columns, rows)
-    if choice is not None:
-        print(f"\ntaking {choice.name}")
-    sys.stdout.flush()
-
-
-def _report(repository: str, outlooks: Sequence[Outlook], choice: Choice | None) -> dict[str, Any]:
-    return {
-        "repository": repository,
-        "is_offline": False,
-        "choices": [
-            {
-                "name": each.choice.name,
-                "model": each.choice.model,
-                "files": list(each.choice.sizes),
-                "size_bytes": each.choice.size_bytes,
-                "fits": each.fits,
-                "tokens_per_s": each.tokens_per_s,
-            }
-            for each in outlooks
-        ],
-        "chosen": None if choice is None else choice.name,
-        "model": None if choice is None else choice.model,
-    }
+    show(f"{repository} on the hub", columns[: len(shown[0])], shown)

@@ -7,14 +7,12 @@ Run again after adding a device: it makes what is missing and keeps the rest. No
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ipaddress
 import json
 import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flowspec.cli.terminal import tell
 from flowspec.errors import InputError
@@ -30,41 +28,18 @@ ON_DEVICE = ".config/flowspec/keys"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cluster",
-        type=Path,
-        metavar="FILE.toml",
-        help="keys for the devices of this cluster file and a head",
-    )
-    parser.add_argument(
-        "--device",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a key for this device, too; may be repeated",
-    )
-    parser.add_argument(
-        "--head",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a key for this head; may be repeated (default: head)",
-    )
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="where they are kept (default: FILE.keys beside FILE.toml)"
-    )
-    parser.add_argument(
-        "--revoke",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="take this name off the list instead; may be repeated",
-    )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="make these keys anew, with --cluster the heads', too; the old ones open nothing any more",
-    )
+    def add_names(flag: str, help: str) -> None:
+        parser.add_argument(flag, action="append", default=[], metavar="NAME", help=help)
+
+    cluster = "keys for the devices of this cluster file and a head"
+    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help=cluster)
+    add_names("--device", "a key for this device, too; may be repeated")
+    add_names("--head", "a key for this head; may be repeated (default: head)")
+    out = "where they are kept (default: FILE.keys beside FILE.toml)"
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
+    add_names("--revoke", "take this name off the list instead; may be repeated")
+    force = "make these keys anew, with --cluster the heads', too; the old ones open nothing any more"
+    parser.add_argument("--force", action="store_true", help=force)
     parser.add_argument("--json", action="store_true", help="print one JSON object (public keys only)")
 
 
@@ -82,70 +57,54 @@ def run(args: argparse.Namespace) -> int:
             )
         revoke(folder, args.revoke)
     else:
-        heads = args.head or _heads_of_course(
-            folder, whole_cluster_anew=args.force and args.cluster is not None
-        )
-        made, kept = make_keys(
-            folder, heads, [*(device.name for device in devices), *args.device], force=args.force
-        )
+        heads = args.head
+        if not heads:
+            heads = list(read_allowed(folder).heads) if (folder / ALLOWED).exists() else []
+            if not heads:
+                heads = ["head"]
+            elif args.cluster is None or not args.force:
+                heads = []  # they have keys, and it is not the whole cluster that gets new ones
+        names = [*(device.name for device in devices), *args.device]
+        made, kept = make_keys(folder, heads, names, force=args.force)
+    allowed = read_allowed(folder)
     if args.json:
-        print(json.dumps(report(folder, made, kept, args.revoke)))
-    else:
-        show(folder, made, kept, args.revoke, args.cluster, devices)
-    return 0
-
-
-def _heads_of_course(folder: Path, *, whole_cluster_anew: bool) -> list[str]:
-    """The heads that get keys although no `--head` names one."""
-    listed = list(read_allowed(folder).heads) if (folder / ALLOWED).exists() else []
-    if not listed:
-        return ["head"]
-    return listed if whole_cluster_anew else []
-
-
-def report(folder: Path, made: Sequence[str], kept: Sequence[str], revoked: Sequence[str]) -> dict[str, Any]:
-    """What `--json` prints: names with their public keys, and files; no secrets."""
-    allowed = read_allowed(folder)
-    return {
-        "folder": str(folder),
-        "allowed": str(folder / ALLOWED),
-        "heads": allowed.heads,
-        "devices": allowed.devices,
-        "made": list(made),
-        "kept": list(kept),
-        "revoked": list(revoked),
-    }
-
-
-def show(
-    folder: Path,
-    made: Sequence[str],
-    kept: Sequence[str],
-    revoked: Sequence[str],
-    cluster: Path | None,
-    devices: Sequence[Device],
-) -> None:
-    """What there is now, and what to copy where."""
-    allowed = read_allowed(folder)
+        report = {
+            "folder": str(folder),
+            "allowed": str(folder / ALLOWED),
+            "heads": allowed.heads,
+            "devices": allowed.devices,
+            "made": made,
+            "kept": kept,
+            "revoked": args.revoke,
+        }
+        print(json.dumps(report))
+        return 0
     tell(
         f"{folder / ALLOWED}: who may take part: {', '.join(allowed.heads)} (head); "
         f"{', '.join(allowed.devices) or 'no devices yet'}"
     )
-    for title, names in (("new keys", made), ("kept", kept), ("no longer allowed", revoked)):
-        if names:
-            tell(f"{title}: {', '.join(names)}")
+    for title, changed in (("new keys", made), ("kept", kept), ("no longer allowed", args.revoke)):
+        if changed:
+            tell(f"{title}: {', '.join(changed)}")
     tell(
         f"\nEach device needs its own NAME{SUFFIX} and {ALLOWED} in ~/{ON_DEVICE}, and its daemon started "
         "again."
     )
+    show_copying(folder, list(allowed.devices), args.cluster, devices)
+    return 0
+
+
+def show_copying(folder: Path, names: Sequence[str], cluster: Path | None, devices: Sequence[Device]) -> None:
+    """What to copy where."""
     known = {device.name: device for device in devices}
-    local = [name for name in allowed.devices if name in known and _is_here(known[name])]
-    remote = [name for name in allowed.devices if name not in local]
+    local = [name for name in names if name in known and _is_here(known[name])]
+    remote = [name for name in names if name not in local]
     if remote:
         print("Over ssh:")
-        boards = _boards()
-        if cluster is not None and boards:
-            print(f"  {boards} start {shlex.quote(str(cluster))}")
+        boards = CHECKOUT / "launch/boards"  # not there where FlowSpec was installed without a checkout
+        if cluster is not None and boards.is_file():
+            called = "launch/boards" if Path.cwd() == CHECKOUT else shlex.quote(str(boards))
+            print(f"  {called} start {shlex.quote(str(cluster))}")
             print("or by hand:")
     for name in remote:
         device = known.get(name)
@@ -174,9 +133,7 @@ def show(
 
 def _files(folder: Path, names: Sequence[str]) -> str:
     """The keys of devices and the list, for a shell."""
-    return " ".join(
-        shlex.quote(str(folder / each)) for each in (*(f"{name}{SUFFIX}" for name in names), ALLOWED)
-    )
+    return shlex.join(str(folder / each) for each in (*(f"{name}{SUFFIX}" for name in names), ALLOWED))
 
 
 def _host(device: Device) -> str:
@@ -186,15 +143,8 @@ def _host(device: Device) -> str:
 def _is_here(device: Device) -> bool:
     """Whether a device is a daemon of this machine, by its address."""
     host = _host(device)
-    is_named = host == "localhost"  # other names are not looked up for this
-    with contextlib.suppress(ValueError):
-        is_named = is_named or ipaddress.ip_address(host).is_loopback
+    try:
+        is_named = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_named = host == "localhost"  # other names are not looked up for this
     return device.ssh is None and is_named
-
-
-def _boards() -> str:
-    """launch/boards as it is called from here; empty where FlowSpec was installed without a checkout."""
-    path = CHECKOUT / "launch/boards"
-    if not path.is_file():
-        return ""
-    return "launch/boards" if Path.cwd() == CHECKOUT else shlex.quote(str(path))

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
-from flowspec.cli.options import joined
+from flowspec.cli.options import add_cache_argument, joined, positive
 from flowspec.cli.parser import Rare
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import PRECISION_BYTES
@@ -87,6 +88,20 @@ def add_device_arguments(group: argparse._ActionsContainer) -> None:
         help="of all links, or of one; may be repeated (default: the cluster file's, or as measured where "
         "its devices are asked, else 1000/0.5)",
     )
+
+
+def add_forecast_arguments(
+    parser: argparse.ArgumentParser, **dtype: Any
+) -> None:
+    """What names the devices that something is for, with `--dtype`; all else is as a plan has it where nobody
+    says it."""
+    group = parser.add_argument_group("devices that it is for")
+    add_device_arguments(group)
+    group.add_argument("--dtype", **dtype)
+    context = "memory is reserved for it (default: 4096)"
+    group.add_argument("--context", type=positive, metavar="TOKENS", help=context)
+    add_cache_argument(group)
+    parser.set_defaults(shape=None, acceptance=None, users=1, head=None, all_devices=False)
 
 
 def read_plan_inputs(args: argparse.Namespace) -> PlanInputs:

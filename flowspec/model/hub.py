@@ -182,15 +182,6 @@ def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
     raise InputError(f"{repository!r} on the hub: {asked} with one of {names}")
 
 
-def check_any(choices: list[Choice], repository: str) -> None:
-    """Raises `InputError` where a repository has nothing to choose."""
-    if not choices:
-        raise InputError(
-            f"{repository!r} on the hub has no safetensors and no GGUF files; if it is an EAGLE head in "
-            f".bin, --drafter {repository} downloads it; a model is to be converted first (docs/security.md)"
-        )
-
-
 def write_headers(repository: str, choice: Choice, folder: Path) -> Iterator[Path]:
     """The first file of a GGUF choice, with the others beside it: as long as they are on the hub, of which
     only the beginning is there, enough to read what the model is; again with more of it for whom it was not.
