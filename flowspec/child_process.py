@@ -9,7 +9,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import IO, Any
 
 import msgspec
@@ -36,15 +36,15 @@ def python_module(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-c", run, *arguments]
 
 
-def words(child: subprocess.Popen[bytes], left_s: Callable[[], float]) -> Iterator[dict[str, Any]]:
-    """What a child says in lines of JSON, until it has ended or no time is left; an empty word whenever it
-    was silent for `SILENT_S`."""
+def words(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
+    """What a child says in lines of JSON, until it has ended; an empty word whenever it was silent for
+    `SILENT_S`."""
     assert child.stdout is not None
     descriptor, text = child.stdout.fileno(), b""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
-        while (wait_s := left_s()) > 0:
-            if not selector.select(min(wait_s, SILENT_S)):
+        while True:
+            if not selector.select(SILENT_S):
                 yield {}
                 continue
             chunk = os.read(descriptor, 65536)

@@ -1,4 +1,4 @@
-"""Check every device and link of a cluster, or this machine's accelerator; tell what is wrong and what to do.
+"""Check every device and link of a cluster, or this machine; tell what is wrong and what to do.
 
 Exit status: 0 when nothing is wrong (there may be warnings), 1 when there is a problem.
 """
@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from flowspec.bench.console import progress, show_table
-from flowspec.cli import accelerator_check
 from flowspec.cli.options import LOCAL, add_model_arguments, cluster_options
 from flowspec.cli.terminal import broken_for
 from flowspec.core.protocol.facts import AskFacts, LinkFacts
@@ -32,6 +31,7 @@ from flowspec.runtime.health.examine import Examined, examine, step_count
 from flowspec.runtime.health.finding import PROBLEM, Finding
 from flowspec.runtime.health.gather import gather
 from flowspec.runtime.health.needs import ModelNeeds, find_needs
+from flowspec.runtime.health.this_machine import describe, measure_apart
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.planning.survey import machine_of, usable_memory
@@ -58,14 +58,9 @@ COLUMNS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    accelerator_check.add_arguments(parser)
-    parser.set_defaults(defaults={name: parser.get_default(name) for name in accelerator_check.NEEDLESS})
 
 
 def run(args: argparse.Namespace) -> int:
-    accelerator_check.check_flags(args, args.defaults)
-    if args.accelerator:
-        return accelerator_check.run(args)
     options = cluster_options(args, args.local or LOCAL)
     keys = None
     if options.cluster is not None:
@@ -96,18 +91,27 @@ def run(args: argparse.Namespace) -> int:
             tell=lambda text, share: step(f"{text} ({share:.0%})", 0),
             keys=keys,
         )
-    findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs)
+        measured = None
+        if options.cluster is None:
+            step("this machine", 0)
+            measured = measure_apart()
+    findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs, measured)
     if args.json:
-        print(json.dumps(report(found, findings, needs)))
+        print(json.dumps(report(found, findings, needs, measured)))
     else:
-        show(found, findings, needs)
+        show(found, findings, needs, measured)
     return PROBLEMS if any(finding.severity == PROBLEM for finding in findings) else 0
 
 
 # ------------------------------------------------------------------------------------------------------- JSON
 
 
-def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> dict[str, Any]:
+def report(
+    found: Sequence[Examined],
+    findings: Sequence[Finding],
+    needs: ModelNeeds,
+    measured: Mapping[str, Any] | None,
+) -> dict[str, Any]:
     """What `--json` prints."""
     count = Counter(finding.severity for finding in findings)
     return {
@@ -134,13 +138,19 @@ def report(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelN
             }
             for each, need in ((each, needs.of(each.device.name)) for each in found)
         ],
+        **({} if measured is None else {"this_machine": measured}),
     }
 
 
 # ------------------------------------------------------------------------------------------------------- text
 
 
-def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds) -> None:
+def show(
+    found: Sequence[Examined],
+    findings: Sequence[Finding],
+    needs: ModelNeeds,
+    measured: Mapping[str, Any] | None,
+) -> None:
     rows = []
     answered = [each for each in found if each.facts is not None]
     hosts = {each.device.name: machine_of(each.device.address) for each in answered}
@@ -164,6 +174,8 @@ def show(found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNee
     for arithmetic, names in best.items():
         told = broken_for(sys.stdout, f"best arithmetic of {', '.join(names)}: {arithmetic}")
         console.print(told, markup=False, soft_wrap=True)
+    if measured and "fault" not in measured:
+        console.print(broken_for(sys.stdout, describe(measured)), markup=False, soft_wrap=True)
     console.print()
     for finding in findings:
         colour, severity = COLOURS[finding.severity], finding.severity

@@ -83,7 +83,7 @@ OF_COMMAND: dict[str, Examples] = {
     ),
     "doctor": (
         ("flowspec doctor --cluster my-cluster.toml --model Qwen/Qwen3-0.6B", "devices, links and memory"),
-        ("flowspec doctor --accelerator", "this machine's GPU or CPU"),
+        ("flowspec doctor --local 1 --json > doctor.json", "this machine, as a file to send in"),
     ),
     "keygen": (
         ("flowspec keygen --cluster my-cluster.toml", "a key for the head and for each device"),

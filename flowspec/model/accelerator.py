@@ -1,5 +1,5 @@
 """What computes: the CPU, or a GPU through torch and CUDA. The only file that asks `torch.cuda`; torch is
-imported where there is a GPU. `flowspec doctor --accelerator` tests it on a board."""
+imported where there is a GPU. `flowspec doctor --local 1` measures it."""
 
 from __future__ import annotations
 

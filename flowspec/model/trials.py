@@ -14,7 +14,6 @@ import functools
 import hashlib
 import importlib.metadata
 import logging
-import math
 import platform
 import re
 import signal
@@ -175,7 +174,7 @@ def _listen(command: Sequence[str], tell: Callable[[float], None]) -> Verdict:
     ):
         try:
             tell(share)
-            for word in words(child, lambda: math.inf):
+            for word in words(child):
                 if "fault" in word:
                     return Verdict(**word)
                 if word:

@@ -37,8 +37,6 @@ log = logging.getLogger("flowspec")
 def main() -> None:
     parser = argparse.ArgumentParser(prog="flowspec-local-pool", description=__doc__)
     parser.add_argument("--count", type=int, required=True)
-    parser.add_argument("--device", default="cpu", help="what the daemons compute on")
-    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--log-level", default="WARNING")
     parser.add_argument("--log-file", help="append the log to this file instead of standard error")
     parser.add_argument(
@@ -111,8 +109,8 @@ def _fork(index: int, args: argparse.Namespace) -> int:
             port=0,
             name=f"local-{index}",
             machine=Machine(
-                device=args.device,
-                threads=args.threads,
+                device="cpu",
+                threads=1,
                 cache_dir=args.cache_dir and args.cache_dir / f"local-{index}",
                 sharers=args.count,
             ),

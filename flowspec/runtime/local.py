@@ -58,8 +58,6 @@ class LocalCluster:
         self,
         count: int,
         *,
-        device: str = "cpu",
-        threads: int = 1,
         log_level: str = "WARNING",
         log_file: str | None = None,
         devices: Sequence[DeviceEmulation] = (),
@@ -68,12 +66,7 @@ class LocalCluster:
     ) -> None:
         assert len(devices) in (0, count), f"{len(devices)} devices declared for {count} daemons"
         self.count = count
-        arguments = [
-            f"--count={count}",
-            f"--device={device}",
-            f"--threads={threads}",
-            f"--log-level={log_level}",
-        ]
+        arguments = [f"--count={count}", f"--log-level={log_level}"]
         if log_file:
             arguments.append(f"--log-file={log_file}")
         if cache_dir is not None:

@@ -66,8 +66,7 @@ log = logging.getLogger("flowspec.head")
 class ClusterOptions:
     """Where a model shall run: a cluster file, or `local` daemons on this machine, and what these emulate.
 
-    With `all_devices` the planner leaves none of the cluster file's out. Each local daemon computes on
-    `local_device`, with `local_threads`.
+    With `all_devices` the planner leaves none of the cluster file's out.
     """
 
     model: str
@@ -81,8 +80,6 @@ class ClusterOptions:
     log_level: str = "WARNING"
     log_file: str | None = None
     emulation: Emulation | None = None
-    local_device: str = "cpu"
-    local_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -458,8 +455,6 @@ def _local_cluster(
         prepare()
     with LocalCluster(
         len(names),
-        device=options.local_device,
-        threads=options.local_threads,
         log_level=options.log_level,
         log_file=options.log_file,
         devices=() if emulation is None else emulation.devices,

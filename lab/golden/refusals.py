@@ -152,8 +152,6 @@ CASES: tuple[Case, ...] = (
         "plan --devices raspberry-pi-5 --layers 3,5",
         "plan --devices raspberry-pi-5 --head nobody",
         "plan --devices raspberry-pi-5 --acceptance 2",
-        "doctor --seconds 5",
-        "doctor --report here.json",
         "top --once --replay none.json",
         "top --speed 2",
         "verify --method cosine --chain auto",

@@ -148,3 +148,4 @@ def test_local_daemons_are_well(run: Run) -> None:
     assert found["problems"] == 0
     layers = {each["name"]: each["layers"] for each in found["devices"]}
     assert layers == {"local-0": [0, 4], "local-1": [4, 8]}
+    assert found["this_machine"]["kernels"][0]["kernel"]

@@ -24,7 +24,7 @@ _CAPPED_NOW = 0b1111
 _COOLED = ("cpu", "gpu", "processor", "devfreq")
 """In the types of cooling devices that are parts which compute, and no fans."""
 
-RunTool = Callable[[str, str], str]
+RunTool = Callable[..., str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,20 @@ def read_heat(root: Path = Path("/"), firmware: int | None = None) -> Heat:
     )
 
 
-def read_firmware(run_tool: RunTool | None = None) -> int | None:
+def run_tool(name: str, *flags: str) -> str:
+    """What a maker's tool prints; empty where it is missing or fails."""
+    try:
+        done = subprocess.run(
+            [name, *flags], capture_output=True, text=True, timeout=TOOL_S, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def read_firmware(run: RunTool = run_tool) -> int | None:
     """The Raspberry Pi's `get_throttled` from its own tool, None where there is none."""
-    return _bits((run_tool or _run_tool)("vcgencmd", "get_throttled").strip().removeprefix("throttled="))
+    return _bits(run("vcgencmd", "get_throttled").strip().removeprefix("throttled="))
 
 
 def is_capped(root: Path = Path("/")) -> bool:
@@ -66,10 +77,8 @@ def is_capped(root: Path = Path("/")) -> bool:
     )
 
 
-def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board:
-    """The board whose /sys, /proc and /etc are under `root`; tools of makers are run by `run_tool` (None: for
-    real)."""
-    run_tool = run_tool or _run_tool
+def read_board(root: Path = Path("/"), run: RunTool = run_tool) -> Board:
+    """The board whose /sys, /proc and /etc are under `root`; `run` runs makers' tools."""
     model = read_text(root / "proc/device-tree/model") or read_text(root / "sys/class/dmi/id/product_name")
     is_jetson = (root / "etc/nv_tegra_release").exists() or "jetson" in model.lower()
     celsius, trip_c = _hottest(root)
@@ -77,8 +86,8 @@ def read_board(root: Path = Path("/"), run_tool: RunTool | None = None) -> Board
     return Board(
         model=model,
         is_jetson=is_jetson,
-        power_mode=_power_mode(run_tool("nvpmodel", "-q")) if is_jetson else "",
-        throttled=_throttled(root, run_tool) if "raspberry pi" in model.lower() else None,
+        power_mode=_power_mode(run("nvpmodel", "-q")) if is_jetson else "",
+        throttled=_throttled(root, run) if "raspberry pi" in model.lower() else None,
         celsius=celsius,
         trip_c=trip_c,
         cpu_mhz=cap_mhz,
@@ -112,27 +121,12 @@ def read_number(path: Path) -> int | None:
         return None
 
 
-def _run_tool(name: str, flag: str) -> str:
-    try:
-        done = subprocess.run(
-            [name, flag],
-            capture_output=True,
-            text=True,
-            timeout=TOOL_S,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _throttled(root: Path, run_tool: RunTool) -> int | None:
+def _throttled(root: Path, run: RunTool) -> int | None:
     """The firmware's bit field: from the kernel, else from `vcgencmd get_throttled`, which says
     throttled=0x50000."""
     if read_text(root / FIRMWARE):
         return _firmware(root)
-    return read_firmware(run_tool)
+    return read_firmware(run)
 
 
 def _firmware(root: Path) -> int | None:

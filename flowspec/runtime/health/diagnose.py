@@ -8,8 +8,9 @@ speed or may do harm later; a *note* is good to know.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.protocol.cluster_messages import Arithmetics
@@ -48,15 +49,22 @@ class _Path:
     carries_rows: bool
 
 
-def diagnose(found: Sequence[Examined], here: Facts, needs: ModelNeeds | None) -> list[Finding]:
-    """All findings, the worst first, else in the order of the devices; `here` are the facts of this
-    machine."""
+def diagnose(
+    found: Sequence[Examined],
+    here: Facts,
+    needs: ModelNeeds | None,
+    measured: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    """All findings, the worst first, else in the order of the devices; `here` are the facts of this machine,
+    and `measured` is what `this_machine` measured."""
     findings = [finding for each in found for finding in _of_device(each, here, needs)]
     if needs is not None:
         findings += _of_memory(found, needs)
     findings += _of_arithmetics(found, needs)
     findings += _of_interfaces(found)
     findings += _of_links(found, needs)
+    if measured is not None:
+        findings += _of_this_machine(measured)
     order = (PROBLEM, WARNING, NOTE)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
@@ -139,6 +147,17 @@ def _of_kernel(name: str, kernel: KernelFacts) -> Iterator[Finding]:
         )
         advice = "nothing, answers are right; for speed, install another gcc or clang on that machine"
         yield Finding(WARNING, name, "kernels", text, advice)
+
+
+def _of_this_machine(measured: Mapping[str, Any]) -> Iterator[Finding]:
+    if "fault" in measured:
+        advice = "install the versions that FlowSpec's constraints folder has for this machine"
+        yield Finding(PROBLEM, HERE, "accelerator", f"measuring it failed: {measured['fault']}", advice)
+    elif not measured["no_gpu"]:
+        yield untried_gpu(HERE)
+        for kernel in measured["kernels"]:
+            if not kernel["kernel"]:
+                yield from _of_kernel(HERE, KernelFacts(**kernel))
 
 
 def _of_arithmetics(found: Sequence[Examined], needs: ModelNeeds | None) -> Iterator[Finding]:

@@ -27,5 +27,5 @@ def untried_gpu(device: str) -> Finding:
         "cuda",
         "FlowSpec's makers ran it on two servers' GPUs and on no Jetson: kernels are tried before they are "
         "used, but how fast they are is an estimate",
-        "measure it with flowspec profile, and send in what flowspec doctor --accelerator writes",
+        "measure it with flowspec profile, and send in what flowspec doctor --local 1 --json prints",
     )

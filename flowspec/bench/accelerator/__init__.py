@@ -1,1 +1,0 @@
-"""Does this machine's accelerator compute right, and how fast? What `flowspec doctor --accelerator` runs."""
