@@ -11,7 +11,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import PurePath
 from typing import Any
 
@@ -21,19 +20,17 @@ from rich.markup import escape
 from flowspec.bench.console import progress, show_table
 from flowspec.cli.options import LOCAL, add_model_arguments, cluster_options
 from flowspec.cli.terminal import broken_for
-from flowspec.core.protocol.facts import AskFacts, LinkFacts
+from flowspec.core.protocol.facts import LinkFacts
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.cluster import Device, stage_devices
 from flowspec.runtime.cluster_file import read_cluster
-from flowspec.runtime.health.diagnose import diagnose, rate
+from flowspec.runtime.health.diagnose import PROBLEM, Finding, diagnose, rate
 from flowspec.runtime.health.examine import Examined, examine, step_count
-from flowspec.runtime.health.finding import PROBLEM, Finding
-from flowspec.runtime.health.gather import gather
+from flowspec.runtime.health.gather import read_software
 from flowspec.runtime.health.needs import ModelNeeds, find_needs
 from flowspec.runtime.health.this_machine import describe, measure_apart
 from flowspec.runtime.local import LocalCluster
-from flowspec.runtime.machine import Machine
 from flowspec.runtime.planning.survey import machine_of, usable_memory
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.validation import as_dict
@@ -95,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         if options.cluster is None:
             step("this machine", 0)
             measured = measure_apart()
-    findings = diagnose(found, gather(AskFacts(), Machine(device="cpu")), needs, measured)
+    findings = diagnose(found, read_software(), needs, measured)
     if args.json:
         print(json.dumps(report(found, findings, needs, measured)))
     else:
@@ -121,7 +118,7 @@ def report(
         "context": needs.context,
         "problems": count["problem"],
         "warnings": count["warning"],
-        "findings": [asdict(finding) for finding in findings],
+        "findings": [finding._asdict() for finding in findings],
         "devices": [
             {
                 "name": each.device.name,

@@ -15,10 +15,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import zmq
 from msgspec import structs
@@ -84,8 +84,7 @@ class ExamineTimeouts:
 EXAMINE_TIMEOUTS = ExamineTimeouts()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(NamedTuple):
     """Why a device told nothing: `check` is `reachable`, `keys` or `version`."""
 
     check: str
@@ -390,7 +389,7 @@ def _to_start(failure: Failure, device: Device, keys: Keyring | None, *, is_alon
     folder = _keys_elsewhere(device, keys)
     flags = f" --keys {shlex.quote(str(folder))}" if folder else ""
     flags += f" --name {shlex.quote(device.name)}" if folder or not is_alone else ""
-    return replace(failure, advice=f"{failure.advice}{flags}{'' if is_alone else ' --threads 1'}")
+    return failure._replace(advice=f"{failure.advice}{flags}{'' if is_alone else ' --threads 1'}")
 
 
 def _keys_elsewhere(device: Device, keys: Keyring | None) -> Path | None:

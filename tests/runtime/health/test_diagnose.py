@@ -12,9 +12,8 @@ from msgspec import structs
 from flowspec.core.protocol.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.diagnose import HERE, diagnose
+from flowspec.runtime.health.diagnose import HERE, Finding, diagnose
 from flowspec.runtime.health.examine import Examined
-from flowspec.runtime.health.finding import Finding
 from flowspec.runtime.health.needs import ModelNeeds, StageNeed
 
 GIB = 1 << 30
@@ -73,7 +72,7 @@ def needs(count: int = 3, weight_bytes: int = GIB, model: str = "/models/llama")
 
 
 def findings(found: list[Examined], wanted: ModelNeeds | None = None) -> list[tuple[str, str, str]]:
-    said = diagnose(found, FACTS, wanted or needs(len(found)))
+    said = diagnose(found, FACTS.software, wanted or needs(len(found)))
     assert all(each.text and each.advice for each in said)
     return [(each.severity, each.device, each.check) for each in said]
 
@@ -85,7 +84,7 @@ def with_facts(number: int = 1, **changes: Any) -> list[Examined]:
 
 
 def only(found: list[Examined], wanted: ModelNeeds | None = None) -> Finding:
-    (finding,) = diagnose(found, FACTS, wanted or needs(len(found)))
+    (finding,) = diagnose(found, FACTS.software, wanted or needs(len(found)))
     return finding
 
 
@@ -174,9 +173,9 @@ def test_a_card_with_memory_of_its_own_is_asked_for_its_own() -> None:
     much = {"accelerator_free_bytes": 7 * GIB, "memory_available_bytes": GIB}
     assert findings(with_facts(**card, **much)) == [("note", "pi-1", "cuda")]
     found = with_facts(**card, accelerator_free_bytes=GIB)
-    assert [each.check for each in diagnose(found, FACTS, needs(1)) if "free on RTX" in each.text] == [
-        "memory"
-    ]
+    assert [
+        each.check for each in diagnose(found, FACTS.software, needs(1)) if "free on RTX" in each.text
+    ] == ["memory"]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +244,9 @@ def kernel_of(*arithmetics: str) -> KernelFacts:
 
 
 def told_of(found: list[Examined], check: str, wanted: ModelNeeds | None = None) -> list[Finding]:
-    return [finding for finding in diagnose(found, FACTS, wanted) if finding.check == check]
+    return [
+        finding for finding in diagnose(found, FACTS.software, wanted or needs()) if finding.check == check
+    ]
 
 
 def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> None:

@@ -24,7 +24,7 @@ from tests.runtime.health.test_diagnose import FACTS, cluster, needs
 
 
 def found_wrong(measured: dict[str, Any]) -> list[tuple[str, str, str]]:
-    findings = diagnose(cluster(), FACTS, needs(), measured)
+    findings = diagnose(cluster(), FACTS.software, needs(), measured)
     return [(each.severity, each.check, each.text) for each in findings]
 
 
