@@ -71,8 +71,12 @@ def needs(count: int = 3, weight_bytes: int = GIB, model: str = "/models/llama")
     )
 
 
+def judge(found: list[Examined], wanted: ModelNeeds | None = None) -> list[Finding]:
+    return diagnose(found, FACTS.software, wanted or needs(len(found)))
+
+
 def findings(found: list[Examined], wanted: ModelNeeds | None = None) -> list[tuple[str, str, str]]:
-    said = diagnose(found, FACTS.software, wanted or needs(len(found)))
+    said = judge(found, wanted)
     assert all(each.text and each.advice for each in said)
     return [(each.severity, each.device, each.check) for each in said]
 
@@ -84,7 +88,7 @@ def with_facts(number: int = 1, **changes: Any) -> list[Examined]:
 
 
 def only(found: list[Examined], wanted: ModelNeeds | None = None) -> Finding:
-    (finding,) = diagnose(found, FACTS.software, wanted or needs(len(found)))
+    (finding,) = judge(found, wanted)
     return finding
 
 
@@ -173,9 +177,7 @@ def test_a_card_with_memory_of_its_own_is_asked_for_its_own() -> None:
     much = {"accelerator_free_bytes": 7 * GIB, "memory_available_bytes": GIB}
     assert findings(with_facts(**card, **much)) == [("note", "pi-1", "cuda")]
     found = with_facts(**card, accelerator_free_bytes=GIB)
-    assert [
-        each.check for each in diagnose(found, FACTS.software, needs(1)) if "free on RTX" in each.text
-    ] == ["memory"]
+    assert [each.check for each in judge(found, needs(1)) if "free on RTX" in each.text] == ["memory"]
 
 
 @pytest.mark.parametrize(
@@ -244,9 +246,7 @@ def kernel_of(*arithmetics: str) -> KernelFacts:
 
 
 def told_of(found: list[Examined], check: str, wanted: ModelNeeds | None = None) -> list[Finding]:
-    return [
-        finding for finding in diagnose(found, FACTS.software, wanted or needs()) if finding.check == check
-    ]
+    return [finding for finding in judge(found, wanted) if finding.check == check]
 
 
 def test_what_devices_agree_on_is_told_where_it_is_not_the_best_of_each() -> None:
