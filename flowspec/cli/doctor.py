@@ -20,13 +20,13 @@ from rich.markup import escape
 from flowspec.bench.console import progress, show_table
 from flowspec.cli.options import LOCAL, add_model_arguments, cluster_options
 from flowspec.cli.terminal import broken_for
-from flowspec.core.protocol.facts import LinkFacts
+from flowspec.core.protocol.facts import AskFacts, LinkFacts
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.cluster import Device, stage_devices
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.health.diagnose import PROBLEM, Finding, diagnose, rate
-from flowspec.runtime.health.examine import Examined, examine, step_count
+from flowspec.runtime.health.examine import Examined, examine
 from flowspec.runtime.health.gather import read_software
 from flowspec.runtime.health.needs import ModelNeeds, find_needs
 from flowspec.runtime.health.this_machine import describe, measure_apart
@@ -78,12 +78,11 @@ def run(args: argparse.Namespace) -> int:
                 Device(name=daemon.name, address=daemon.address)
                 for daemon in stack.enter_context(cluster).wait()
             ]
-        step = stack.enter_context(progress("asking", step_count(devices)))
+        steps = 3 * len(devices) - 1  # each, its link from here, and its link to the next
+        step = stack.enter_context(progress("asking", steps))
         found = examine(
             devices,
-            model=needs.model,
-            fingerprint=needs.fingerprint,
-            dtype=needs.dtype,
+            AskFacts(model=needs.model, fingerprint=needs.fingerprint, dtype=needs.dtype),
             step=step,
             tell=lambda text, share: step(f"{text} ({share:.0%})", 0),
             keys=keys,

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from msgspec import structs
 from flowspec.core.protocol.cluster_messages import Error, Hello, Loading, Welcome
 from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
 from flowspec.core.protocol.types import Message
-from flowspec.errors import ClusterError, FlowSpecError, PeerError
+from flowspec.errors import FlowSpecError, PeerError
 from flowspec.folders import keys_folder
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
@@ -69,6 +68,7 @@ LOOK_EVERY_S = 0.25
 """How often those that wait for an answer look whether who asks has given up."""
 
 Step = Callable[[str], None]
+FACTS_ALONE = AskFacts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ HANGS_UP = Failure(
 )
 
 
-class _ExamineError(Exception):
+class _ExamineError(FlowSpecError):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.text)
         self.failure = failure
@@ -139,27 +139,18 @@ def explain(found: Examined) -> str:
     )
 
 
-def step_count(devices: Sequence[Device]) -> int:
-    """How often `examine` will call its `step`: for each device, its link from here, and its link to the next
-    one."""
-    return 3 * len(devices) - 1
-
-
 def examine(
     devices: Sequence[Device],
+    question: AskFacts,
     *,
-    model: str = "",
-    fingerprint: str = "",
-    dtype: str = "",
     step: Step = lambda done: None,
     tell: Progress = lambda text, share: None,
     keys: Keyring | None = None,
 ) -> list[Examined]:
     """Everything that can be found out about these devices, in their order; a device that does not answer has
-    a `failure`. `tell` is told by several threads what keeps a device from answering."""
-    found = ask_all(
-        devices, model=model, fingerprint=fingerprint, dtype=dtype, step=step, tell=tell, keys=keys
-    )
+    a `failure`. `step` is called for each device, its link from here, and its link to the next one; `tell` by
+    several threads, with what keeps a device from answering."""
+    found = ask_all(devices, question, step=step, tell=tell, keys=keys)
     context: zmq.Context[Any] = zmq.Context()
     try:
         for each, following in zip(found, [*found[1:], None], strict=True):
@@ -178,10 +169,8 @@ def examine(
 
 def ask_all(
     devices: Sequence[Device],
+    question: AskFacts = FACTS_ALONE,
     *,
-    model: str = "",
-    fingerprint: str = "",
-    dtype: str = "",
     speed: Collection[str] = (),
     step: Step = lambda done: None,
     tell: Progress = lambda text, share: None,
@@ -190,8 +179,8 @@ def ask_all(
     examine_timeouts: ExamineTimeouts = EXAMINE_TIMEOUTS,
     cluster: Sequence[Device] = (),
 ) -> list[Examined]:
-    """The facts of all devices, links left out; those named in `speed` are asked how fast they are, too, and
-    all which kernel computes `dtype`. `cluster`: all its devices, where `devices` are only some of them.
+    """The answers of all devices to a question, links left out; those named in `speed` are asked how fast
+    they are, too. `cluster`: all its devices, where `devices` are only some of them.
 
     All together take `within_s` at most, of which each has an equal share. `examine_timeouts` is for each.
     """
@@ -202,13 +191,22 @@ def ask_all(
     is_over = threading.Event()
 
     def ask(device: Device) -> Examined:
-        question = AskFacts(model=model, fingerprint=fingerprint, speed=device.name in speed, dtype=dtype)
-        deadline_s = time.monotonic() + share_s
-        talk = partial(_Talk, context, device, keys, deadline_s, examine_timeouts, is_over)
-        found = _ask(talk, device, question, tell)
-        if found.failure is not None:
-            is_alone = machines[split_address(device.address)[0]] == 1
-            found.failure = _to_start(found.failure, device, keys, is_alone=is_alone)
+        found, deadline_s = Examined(device=device), time.monotonic() + share_s
+        host = split_address(device.address)[0]
+        try:
+            address = resolve(host)
+            own = own_address(address)
+            found.own = interface_of(own) if own else None
+            asked = structs.replace(question, address=address, speed=device.name in speed)
+            limit_s = TRIED_S if asked.speed or asked.dtype else FACTS_S
+            with _Talk(context, device, keys, deadline_s, examine_timeouts, is_over) as talk:
+                started_s = time.perf_counter()
+                found.welcome = talk.hello()
+                found.trip_s = (time.perf_counter() - started_s) / 2
+                found.facts = talk.facts(asked, limit_s, tell)
+                found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
+        except FlowSpecError as error:
+            found.failure = _to_start(_failure(error), device, keys, is_alone=machines[host] == 1)
         step(device.name)
         return found
 
@@ -222,49 +220,17 @@ def ask_all(
         context.destroy(linger=0)
 
 
-def _ask(open_talk: Callable[[], _Talk], device: Device, question: AskFacts, tell: Progress) -> Examined:
-    found = Examined(device=device)
-    try:
-        address = resolve(split_address(device.address)[0])
-        own = own_address(address)
-        found.own = interface_of(own) if own else None
-        with open_talk() as talk:
-            started_s = time.perf_counter()
-            found.welcome = talk.hello()
-            found.trip_s = (time.perf_counter() - started_s) / 2
-            limit_s = TRIED_S if question.speed or question.dtype else FACTS_S
-            found.facts = talk.facts(structs.replace(question, address=address), limit_s, tell)
-            found.clock_offset_s = found.facts.clock_s + found.trip_s - time.time()
-    except _ExamineError as error:
-        found.failure = error.failure
-    except FlowSpecError as error:
-        found.failure = _no_dialling(error)
-    return found
-
-
-def greet(context: zmq.Context[Any], device: Device, keys: Keyring | None) -> Welcome:
-    """What a device says to Hello; raises `ClusterError` where it does not answer."""
-    try:
-        with _Talk(context, device, keys) as talk:
-            return talk.hello()
-    except _ExamineError as error:
-        raise ClusterError(str(error)) from None
-
-
-def first_failure(
-    context: zmq.Context[Any], device: Device, keys: Keyring | None, limit_s: float
-) -> Failure | None:
-    """Why a device does not answer a Hello in time, or refuses it; what else may be wrong with it is found
-    when it is asked more."""
+def greet(
+    context: zmq.Context[Any], device: Device, keys: Keyring | None, limit_s: float = HELLO_S
+) -> Welcome | Failure:
+    """What a device says to Hello, or why it does not answer in time, or refuses it; what else may be wrong
+    with it is found when it is asked more."""
     brief = ExamineTimeouts(hello_s=limit_s, why_s=0.0)
     try:
         with _Talk(context, device, keys, examine_timeouts=brief) as talk:
-            talk.hello()
-    except _ExamineError as error:
-        return error.failure
+            return talk.hello()
     except FlowSpecError as error:
-        return _no_dialling(error)
-    return None
+        return _failure(error)
 
 
 def onward(
@@ -326,13 +292,7 @@ class _Talk:
             raise _ExamineError(_nothing_listens(self._device))
         answer = self._answer(self._timeouts.hello_s)
         if not isinstance(answer, Welcome):
-            raise _ExamineError(
-                _other_version(
-                    answer.text
-                    if isinstance(answer, Error)
-                    else f"it answered with a {type(answer).__name__}"
-                )
-            )
+            raise _ExamineError(_other_version(_wrong(answer)))
         self._link.count_from(answer.count)
         self._is_there = True
         return answer
@@ -344,10 +304,9 @@ class _Talk:
             tell(told_of(self._device.name, answer.doing), answer.share)
         if isinstance(answer, Facts):
             return answer
-        text = answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
         if isinstance(answer, Error) and answer.retry_after_s > 0:
-            raise _ExamineError(Failure(REACHABLE, text, "run the doctor again"))
-        raise _ExamineError(_other_version(text))
+            raise _ExamineError(Failure(REACHABLE, answer.text, "run the doctor again"))
+        raise _ExamineError(_other_version(_wrong(answer)))
 
     def _answer(self, limit_s: float) -> Message:
         limit_s = self._within(limit_s)
@@ -355,7 +314,8 @@ class _Talk:
             if (refusal := self._monitor.refusal) is not None:
                 if not refusal.is_final and _hangs_up(self._device, self._within(HANGS_UP_S)):
                     raise _ExamineError(HANGS_UP)
-                raise _ExamineError(_no_entry(refusal.told(self._keys)))
+                text, _, advice = refusal.told(self._keys).partition(": ")
+                raise _ExamineError(Failure("keys", text, advice))
             if self._is_there:
                 raise _ExamineError(TELLS_NOTHING)
             raise _ExamineError(_why_silent(self._device, limit_s, self._within(self._timeouts.why_s)))
@@ -402,18 +362,16 @@ def _keys_elsewhere(device: Device, keys: Keyring | None) -> Path | None:
     return folder if is_here and (folder / name).is_file() and not (keys_folder() / name).is_file() else None
 
 
-def _no_dialling(error: FlowSpecError) -> Failure:
-    """Of a device without a key here, or of a host whose name is not found."""
-    if isinstance(error, UnlistedError):
-        text, _, advice = str(error).partition("; ")
-        return Failure(REACHABLE, text, advice)
-    return Failure(REACHABLE, str(error), "correct its address in the cluster file")
+def _failure(error: FlowSpecError) -> Failure:
+    """Of a talk, or of a device without a key here, or of a host whose name is not found."""
+    if isinstance(error, _ExamineError):
+        return error.failure
+    text, _, advice = str(error).partition("; ") if isinstance(error, UnlistedError) else (str(error), "", "")
+    return Failure(REACHABLE, text, advice or "correct its address in the cluster file")
 
 
-def _no_entry(told: str) -> Failure:
-    """Of what a refused handshake says, what is wrong and what to do."""
-    text, _, advice = told.partition(": ")
-    return Failure("keys", text, advice)
+def _wrong(answer: Message) -> str:
+    return answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
 
 
 def _other_version(text: str) -> Failure:

@@ -10,10 +10,9 @@ from typing import Any
 import zmq
 
 from flowspec.core.cluster.holder import Holder, head_called
-from flowspec.errors import FlowSpecError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import greet
+from flowspec.runtime.health.examine import Failure, greet
 from flowspec.runtime.security.keyring import Keyring
 
 AGAIN_S = 1.1 * timeouts.PING_EVERY_S
@@ -35,11 +34,8 @@ def _user(context: zmq.Context[Any], device: Device, keys: Keyring | None) -> st
     """The head that uses a device; empty where that died, or the device does not answer any more."""
     holder, until_s = Holder(), time.monotonic() + timeouts.HELD_S
     while time.monotonic() < until_s:
-        try:
-            welcome = greet(context, device, keys)
-        except FlowSpecError:
-            return ""
-        if not welcome.is_held:
+        welcome = greet(context, device, keys)
+        if isinstance(welcome, Failure) or not welcome.is_held:
             return ""
         if holder.is_there(welcome.lease_s, time.monotonic()):
             return welcome.holder

@@ -14,8 +14,9 @@ from flowspec.runtime.health.examine import (
     EXAMINE_TIMEOUTS,
     REACHABLE,
     Examined,
+    Failure,
     ask_all,
-    first_failure,
+    greet,
 )
 from flowspec.runtime.planning.survey import absent_of, absent_timeouts
 from flowspec.runtime.security.keyring import Keyring
@@ -47,7 +48,10 @@ def _looked_at(devices: Sequence[Device], keys: Keyring | None) -> list[Examined
     context: zmq.Context[Any] = zmq.Context()
     try:
         with ThreadPoolExecutor(len(devices)) as threads:
-            found = threads.map(lambda device: first_failure(context, device, keys, LOOK_S), devices)
-            return [Examined(device=device, failure=why) for device, why in zip(devices, found, strict=True)]
+            found = threads.map(lambda device: greet(context, device, keys, LOOK_S), devices)
+            return [
+                Examined(device=device, failure=said if isinstance(said, Failure) else None)
+                for device, said in zip(devices, found, strict=True)
+            ]
     finally:
         context.destroy(linger=0)

@@ -82,7 +82,7 @@ def daemon(*answers: Message, forever: Sequence[Message] = ()) -> Iterator[Devic
 
 
 def told(device: Device, tell: Progress = lambda text, share: None) -> Facts | str:
-    (found,) = examine.ask_all([device], dtype="bfloat16", tell=tell)
+    (found,) = examine.ask_all([device], AskFacts(dtype="bfloat16"), tell=tell)
     if found.failure is not None:
         return f"{found.failure.text}; {found.failure.advice}"
     assert found.facts is not None

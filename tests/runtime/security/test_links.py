@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.core.methods import make_method
+from flowspec.core.protocol.facts import AskFacts
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
@@ -81,7 +82,7 @@ def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(
 
 def test_the_doctor_and_the_measuring_of_links_use_the_keys(keyed: LocalCluster, keys: Keyring) -> None:
     devices = devices_of(keyed.wait())[:2]
-    found = examine(devices, keys=keys)
+    found = examine(devices, AskFacts(), keys=keys)
     assert [each.failure for each in found] == [None, None]
     for link in (found[0].from_head, found[0].onward):  # the second is measured by one device to the next
         assert link is not None
