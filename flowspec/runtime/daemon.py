@@ -69,9 +69,9 @@ from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Result, WorkFailed, unexpected
 from flowspec.runtime.emulation import DeviceEmulation, Shaper
+from flowspec.runtime.health.board import Thermometer
 from flowspec.runtime.health.gather import arithmetics, gather
 from flowspec.runtime.health.question_worker import QuestionWorker
-from flowspec.runtime.health.thermometer import Thermometer
 from flowspec.runtime.heap import share_one_heap
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.next_hop import NextHop

@@ -7,6 +7,7 @@ All of it is optional: a file that is missing or holds something else leaves its
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,9 @@ from flowspec.core.protocol.limits import CELSIUS_RANGE, NAME_CHARS_MAX
 
 TOOL_S = 2.0
 """How long a board's own tool may take to answer."""
+TOOL_EVERY = 10
+"""Readings, about one a second, for each question to a Raspberry Pi's own tool where its kernel does not
+tell."""
 _TRIPS_MAX = 16
 FIRMWARE = "sys/devices/platform/soc/soc:firmware/get_throttled"
 """Where a Raspberry Pi's kernel shows what its firmware does about heat and a weak supply."""
@@ -41,15 +45,55 @@ class Heat:
 def read_heat(root: Path = Path("/"), firmware: int | None = None) -> Heat:
     """Heat and clocks of the moment, from files alone; `firmware` is `get_throttled` where the kernel has no
     file for it."""
-    clock_mhz, max_mhz = _fastest(root)
-    told = _firmware(root)
-    bits = firmware if told is None else told
+    clocks = [(min(clock, most), most) for clock, most in _clocks(root, "scaling_cur_freq")]
+    clock_mhz, max_mhz = max(clocks, key=lambda each: each[0] / each[1], default=(None, None))
+    bits = _bits(read_text(root / FIRMWARE))
+    bits = (firmware or 0) if bits is None else bits
     return Heat(
-        celsius=read_celsius(root),
+        celsius=_hottest(root)[0],
         clock_mhz=clock_mhz,
         clock_max_mhz=max_mhz,
-        is_throttled=bool((bits or 0) & _CAPPED_NOW) or is_capped(root),
+        is_throttled=bool(bits & _CAPPED_NOW) or is_capped(root),
     )
+
+
+class Thermometer:
+    """Reads heat beside the daemon's other work: some boards' sensors take milliseconds to answer. Each
+    question brings what the one before had read; there is no thread before the first question, and none where
+    nothing tells."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._heat = Heat()
+        self._asked = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def last(self) -> Heat:
+        """What is known of the device's heat, nothing where that is not known (yet)."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="thermometer", daemon=True)
+            self._thread.start()
+        self._asked.set()
+        return self._heat
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        self._asked.set()
+
+    def _run(self) -> None:
+        is_pi = "raspberry pi" in read_text(self._root / "proc/device-tree/model").lower()
+        needs_tool = is_pi and not read_text(self._root / FIRMWARE)
+        firmware, readings = None, 0
+        while not self._is_stopping:
+            self._asked.clear()
+            if needs_tool and readings % TOOL_EVERY == 0:
+                firmware = read_firmware()
+            readings += 1
+            self._heat = read_heat(self._root, firmware)
+            if self._heat == Heat() and firmware is None:
+                return
+            self._asked.wait()
 
 
 def run_tool(name: str, *flags: str) -> str:
@@ -78,28 +122,30 @@ def is_capped(root: Path = Path("/")) -> bool:
 
 
 def read_board(root: Path = Path("/"), run: RunTool = run_tool) -> Board:
-    """The board whose /sys, /proc and /etc are under `root`; `run` runs makers' tools."""
+    """The board whose /sys, /proc and /etc are under `root`; `run` runs makers' tools.
+
+    Its clock is the cap in force, not that of the moment, which is low on any idle board: of the cores whose
+    cap is lowest beside what they can do.
+    """
     model = read_text(root / "proc/device-tree/model") or read_text(root / "sys/class/dmi/id/product_name")
     is_jetson = (root / "etc/nv_tegra_release").exists() or "jetson" in model.lower()
-    celsius, trip_c = _hottest(root)
-    cap_mhz, max_mhz = _clocks(root)
+    throttled = None
+    if "raspberry pi" in model.lower():
+        shown = read_text(root / FIRMWARE)
+        throttled = _bits(shown) if shown else read_firmware(run)
+    celsius, zone = _hottest(root)
+    caps = [(cap, most) for cap, most in _clocks(root, "scaling_max_freq") if cap <= most]
+    cap_mhz, max_mhz = min(caps, key=lambda each: each[0] / each[1], default=(None, None))
     return Board(
         model=model,
         is_jetson=is_jetson,
         power_mode=_power_mode(run("nvpmodel", "-q")) if is_jetson else "",
-        throttled=_throttled(root, run) if "raspberry pi" in model.lower() else None,
+        throttled=throttled,
         celsius=celsius,
-        trip_c=trip_c,
+        trip_c=None if zone is None else _trip(zone),
         cpu_mhz=cap_mhz,
         cpu_max_mhz=max_mhz,
         is_capped=is_capped(root),
-    )
-
-
-def read_celsius(root: Path = Path("/")) -> float | None:
-    """The hottest thermal zone in degrees Celsius, None without any."""
-    return max(
-        (celsius for zone in _zones(root) if (celsius := _degrees(zone / "temp")) is not None), default=None
     )
 
 
@@ -110,7 +156,7 @@ def read_text(path: Path) -> str:
         text = path.read_bytes()[:4096].decode("utf-8", "replace")
     except OSError:  # some files of sysfs exist and refuse to be read
         return ""
-    return "".join(letter for letter in text.strip("\0 \n") if letter.isprintable())[:NAME_CHARS_MAX]
+    return _name(text.strip("\0 \n"))
 
 
 def read_number(path: Path) -> int | None:
@@ -121,16 +167,8 @@ def read_number(path: Path) -> int | None:
         return None
 
 
-def _throttled(root: Path, run: RunTool) -> int | None:
-    """The firmware's bit field: from the kernel, else from `vcgencmd get_throttled`, which says
-    throttled=0x50000."""
-    if read_text(root / FIRMWARE):
-        return _firmware(root)
-    return read_firmware(run)
-
-
-def _firmware(root: Path) -> int | None:
-    return _bits(read_text(root / FIRMWARE))
+def _name(text: str) -> str:
+    return "".join(filter(str.isprintable, text))[:NAME_CHARS_MAX]
 
 
 def _bits(shown: str) -> int | None:
@@ -143,33 +181,25 @@ def _bits(shown: str) -> int | None:
 
 def _power_mode(shown: str) -> str:
     """Of `NV Power Mode: MAXN`, the first line of what nvpmodel says, the mode."""
-    for line in shown.splitlines():
-        if "power mode" in line.lower():
-            return "".join(letter for letter in line.partition(":")[2].strip() if letter.isprintable())[
-                :NAME_CHARS_MAX
-            ]
-    return ""
+    modes = (line.partition(":")[2] for line in shown.splitlines() if "power mode" in line.lower())
+    return _name(next(modes, "").strip())
 
 
-def _zones(root: Path) -> list[Path]:
-    return sorted((root / "sys/class/thermal").glob("thermal_zone*"))
-
-
-def _hottest(root: Path) -> tuple[float | None, float | None]:
-    """The hottest thermal zone in degrees Celsius, and where that zone begins to throttle."""
-    found: list[tuple[float, float | None]] = []
-    for zone in _zones(root):
-        celsius = _degrees(zone / "temp")
-        if celsius is not None:
-            trips = [
-                _degrees(zone / f"trip_point_{number}_temp")
-                for number in range(_TRIPS_MAX)
-                if read_text(zone / f"trip_point_{number}_type") in ("passive", "hot")
-            ]
-            found.append(
-                (celsius, min((trip for trip in trips if trip is not None and trip > 0), default=None))
-            )
+def _hottest(root: Path) -> tuple[float | None, Path | None]:
+    """The hottest thermal zone, in degrees Celsius."""
+    zones = sorted((root / "sys/class/thermal").glob("thermal_zone*"))
+    found = [(celsius, zone) for zone in zones if (celsius := _degrees(zone / "temp")) is not None]
     return max(found, key=lambda each: each[0], default=(None, None))
+
+
+def _trip(zone: Path) -> float | None:
+    """Where a thermal zone begins to throttle."""
+    trips = [
+        _degrees(zone / f"trip_point_{number}_temp")
+        for number in range(_TRIPS_MAX)
+        if read_text(zone / f"trip_point_{number}_type") in ("passive", "hot")
+    ]
+    return min((trip for trip in trips if trip is not None and trip > 0), default=None)
 
 
 def _degrees(path: Path) -> float | None:
@@ -178,26 +208,11 @@ def _degrees(path: Path) -> float | None:
     return celsius if celsius is not None and CELSIUS_RANGE[0] <= celsius <= CELSIUS_RANGE[1] else None
 
 
-def _clocks(root: Path) -> tuple[float | None, float | None]:
-    """(cap in force, what the processor can do) of the cores whose cap is lowest beside what they can do, in
-    MHz.
-
-    A cap, not the clock of the moment, which is low on any idle board.
-    """
+def _clocks(root: Path, name: str) -> list[tuple[float, float]]:
+    """Of each group of cores the clock that a file has, and what it can do, in MHz."""
     found = []
     for policy in sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
-        cap, most = read_number(policy / "scaling_max_freq"), read_number(policy / "cpuinfo_max_freq")
-        if cap and most and 0 < cap <= most < 10**9:
-            found.append((cap / 1000, most / 1000))
-    return min(found, key=lambda each: each[0] / each[1], default=(None, None))
-
-
-def _fastest(root: Path) -> tuple[float | None, float | None]:
-    """(clock right now, what it can do) in MHz, of the core that runs fastest beside what it can do: the
-    others may be idle."""
-    found = []
-    for policy in sorted((root / "sys/devices/system/cpu/cpufreq").glob("policy*")):
-        clock, most = read_number(policy / "scaling_cur_freq"), read_number(policy / "cpuinfo_max_freq")
+        clock, most = read_number(policy / name), read_number(policy / "cpuinfo_max_freq")
         if clock and most and 0 < clock < 10**9 and 0 < most < 10**9:
-            found.append((min(clock, most) / 1000, most / 1000))
-    return max(found, key=lambda each: each[0] / each[1], default=(None, None))
+            found.append((clock / 1000, most / 1000))
+    return found

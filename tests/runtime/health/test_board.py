@@ -9,9 +9,8 @@ import pytest
 
 from flowspec.core.protocol.facts import Board, Interface
 from flowspec.errors import InputError
-from flowspec.runtime.health.board import FIRMWARE, Heat, read_board, read_heat
+from flowspec.runtime.health.board import FIRMWARE, Heat, Thermometer, read_board, read_heat
 from flowspec.runtime.health.interfaces import interface_of, own_address, read_interface, resolve
-from flowspec.runtime.health.thermometer import Thermometer
 from tests.runtime.clusters import wait_until
 
 PI = b"Raspberry Pi 5 Model B Rev 1.0\0"
