@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             tell=lambda text, share: step(f"{text} ({share:.0%})", 0),
             keys=keys,
         )
-        measured = None
+        measured: dict[str, Any] = {}
         if options.cluster is None:
             step("this machine", 0)
             measured = measure_apart()
@@ -103,10 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def report(
-    found: Sequence[Examined],
-    findings: Sequence[Finding],
-    needs: ModelNeeds,
-    measured: Mapping[str, Any] | None,
+    found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds, measured: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What `--json` prints."""
     count = Counter(finding.severity for finding in findings)
@@ -134,7 +131,7 @@ def report(
             }
             for each, need in ((each, needs.of(each.device.name)) for each in found)
         ],
-        **({} if measured is None else {"this_machine": measured}),
+        **({"this_machine": measured} if measured else {}),
     }
 
 
@@ -142,36 +139,23 @@ def report(
 
 
 def show(
-    found: Sequence[Examined],
-    findings: Sequence[Finding],
-    needs: ModelNeeds,
-    measured: Mapping[str, Any] | None,
+    found: Sequence[Examined], findings: Sequence[Finding], needs: ModelNeeds, measured: Mapping[str, Any]
 ) -> None:
-    rows = []
     answered = [each for each in found if each.facts is not None]
-    hosts = {each.device.name: machine_of(each.device.address) for each in answered}
-    usable = usable_memory(answered, hosts)
-    for each in found:
-        need = needs.of(each.device.name)
-        layers, size = (
-            ("-", "-") if need is None else (f"{need.first}-{need.end - 1}", mib(need.memory.total_bytes))
-        )
-        rows.append((each.device.name, layers, *_cells(each, usable.get(each.device.name, 0), size)))
-    show_table(COLUMNS, rows)
+    usable = usable_memory(answered, {each.device.name: machine_of(each.device.address) for each in answered})
+    show_table(COLUMNS, [_row(each, needs, usable.get(each.device.name, 0)) for each in found])
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     parts = f"weights, cache for {needs.context} tokens and {mib(WORK_BYTES)} to work in"
     also = f"{mib(PROCESS_BYTES)} more are set aside for the daemon's process, which mostly takes less"
-    told = f"layers of {PurePath(needs.model).name} need: {parts}; {also}"
-    console.print(broken_for(sys.stdout, told), markup=False, soft_wrap=True)
+    lines = [f"layers of {PurePath(needs.model).name} need: {parts}; {also}"]
     best: dict[str, list[str]] = {}
-    for each in found:
-        if each.facts is not None and each.facts.kernel is not None and each.facts.kernel.arithmetics:
+    for each in answered:
+        if each.facts and each.facts.kernel and each.facts.kernel.arithmetics:
             best.setdefault(each.facts.kernel.arithmetics[0], []).append(each.device.name)
-    for arithmetic, names in best.items():
-        told = broken_for(sys.stdout, f"best arithmetic of {', '.join(names)}: {arithmetic}")
-        console.print(told, markup=False, soft_wrap=True)
-    if measured and "fault" not in measured:
-        console.print(broken_for(sys.stdout, describe(measured)), markup=False, soft_wrap=True)
+    lines += [f"best arithmetic of {', '.join(names)}: {arithmetic}" for arithmetic, names in best.items()]
+    lines += [describe(measured)] if measured and "fault" not in measured else []
+    for line in lines:
+        console.print(broken_for(sys.stdout, line), markup=False, soft_wrap=True)
     console.print()
     for finding in findings:
         colour, severity = COLOURS[finding.severity], finding.severity
@@ -184,26 +168,27 @@ def show(
     console.print(f"{_many(count['problem'], 'problem')}, {_many(count['warning'], 'warning')}")
 
 
-def _cells(each: Examined, usable_bytes: int, need: str) -> list[str]:
-    facts = each.facts
+def _row(each: Examined, needs: ModelNeeds, usable_bytes: int) -> list[str]:
+    need, facts = needs.of(each.device.name), each.facts
+    layers = "-" if need is None else f"{need.first}-{need.end - 1}"
+    size = "-" if need is None else mib(need.memory.total_bytes)
     if facts is None:
-        return ["-", "-", "-", need, "-", "-", "-"]
-    interface = facts.interface
+        return [each.device.name, layers, "-", "-", "-", size, "-", "-", "-"]
+    interface, software = facts.interface, facts.software
     speed = f" {interface.speed_mbps} Mbit/s" if interface is not None and interface.speed_mbps else ""
     return [
+        each.device.name,
+        layers,
         each.welcome.version if each.welcome is not None else "-",
-        f"{facts.software.torch or '-'}{f' (CUDA {facts.software.cuda})' if facts.software.cuda else ''}",
+        f"{software.torch or '-'}{f' (CUDA {software.cuda})' if software.cuda else ''}",
         mib(usable_bytes),
-        need,
+        size,
         f"{interface.name}, {interface.kind}{speed}" if interface is not None else "-",
-        _link(each.from_head),
-        _link(each.onward),
+        *("-" if link is None or link.problem else _link(link) for link in (each.from_head, each.onward)),
     ]
 
 
-def _link(found: LinkFacts | None) -> str:
-    if found is None or found.problem:
-        return "-"
+def _link(found: LinkFacts) -> str:
     return f"{1000 * found.latency_s:.2f} ms, {rate(found.bandwidth_mbps)}"
 
 

@@ -74,20 +74,17 @@ class Finding(NamedTuple):
 
 
 def diagnose(
-    found: Sequence[Examined],
-    here: Software,
-    needs: ModelNeeds,
-    measured: Mapping[str, Any] | None = None,
+    found: Sequence[Examined], here: Software, needs: ModelNeeds, measured: Mapping[str, Any]
 ) -> list[Finding]:
     """All findings, the worst first, else in the order of the devices; `here` is the software of this
-    machine, and `measured` is what `this_machine` measured."""
+    machine, and `measured` what `this_machine` measured, if it did."""
     findings = [
         *(finding for each in found for finding in _of_device(each, here, needs)),
         *_of_memory(found, needs),
         *_of_arithmetics(found, needs),
         *_of_interfaces(found),
         *_of_links(found, needs),
-        *_of_this_machine(measured or {}),
+        *_of_this_machine(measured),
     ]
     order = (PROBLEM, WARNING, NOTE)
     return sorted(findings, key=lambda finding: order.index(finding.severity))

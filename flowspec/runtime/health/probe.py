@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,30 +60,14 @@ class Sizes(NamedTuple):
     rows: int
 
 
-class Measured(Protocol):
-    """A device."""
-
-    sizes: Sizes
-    read_dtype: str
-    packed: tuple[str, ...]
-    """Packed precisions whose kernel is known to be right."""
-    serial: float
-    expert_share: float
-
-    def product(self, dtype: str, rows: int, size: tuple[int, int]) -> tuple[Task, int]:
-        """A product of rows with weights in a precision, and the bytes that these take."""
-
-    def overheads(self) -> tuple[float, float]:
-        """Seconds that a layer takes apart from its weights, and a pass apart from its layers."""
-
-
-class _Cpu(Measured):
+class _Cpu:
     """Computing comes on top of reading, as in devices/*.toml. Raises `InputError` without right kernels."""
 
     sizes = Sizes(read=(4096, 4096), packed=(7 * 4096, 4096), computed=(1024, 1024), rows=32)
     read_dtype, packed, serial, expert_share = "float32", tuple(PACKED_FORMS), 1.0, EXPERT_SHARE_CPU
 
     def product(self, dtype: str, rows: int, size: tuple[int, int]) -> tuple[Task, int]:
+        """A product of rows with weights in a precision, and the bytes that these take."""
         engine, (outputs, inputs) = engine_of(dtype, "cpu", "weights"), size
         if is_packed(dtype):
             panels = np.full(_panels_shape(dtype, size), PACKED_BYTE, np.uint8)
@@ -95,13 +79,14 @@ class _Cpu(Measured):
         return partial(run, given), held_bytes(matrix)
 
     def overheads(self) -> tuple[float, float]:
+        """Seconds that a layer takes apart from its weights, and a pass apart from its layers."""
         few, many = TINY_LAYERS
         few_s, many_s = (_fastest_s(_tiny_pass(layers)) for layers in TINY_LAYERS)
         layer_s = max((many_s - few_s) / (many - few), LAUNCHING_S_MIN)
         return layer_s, max(few_s - few * layer_s, LAUNCHING_S_MIN)
 
 
-class _Gpu(Measured):
+class _Gpu:
     """Reading and computing go on at the same time. Of packed precisions only what needs nothing but float32
     products is measured."""
 
@@ -123,9 +108,8 @@ class _Gpu(Measured):
 
         panels = self._full(_panels_shape(dtype, size), torch.uint8, PACKED_BYTE)
         linear = Linear(inputs=inputs, matrices=(Packed(PACKED_FORMS[dtype], panels, outputs),))
-        return partial(
-            self._run, multiplied, self._full((rows, inputs), torch.float32), linear
-        ), panels.nbytes
+        numbers = self._full((rows, inputs), torch.float32)
+        return partial(self._run, multiplied, numbers, linear), panels.nbytes
 
     def overheads(self) -> tuple[float, float]:
         small = self._full((1, 64), self._torch.float32)
@@ -174,13 +158,13 @@ def rounded(value: float) -> float:
     return float(f"{2 ** (round(STEPS * math.log2(value)) / STEPS):.4g}")
 
 
-def _reading_s(measured: Measured, dtype: str, size: tuple[int, int]) -> float:
+def _reading_s(measured: _Cpu | _Gpu, dtype: str, size: tuple[int, int]) -> float:
     """Seconds for a byte of weights."""
     task, weight_bytes = measured.product(dtype, 1, size)
     return _fastest_s(task) / weight_bytes
 
 
-def _tflops(measured: Measured, dtype: str, byte_s: float) -> float:
+def _tflops(measured: _Cpu | _Gpu, dtype: str, byte_s: float) -> float:
     """Of a product of many rows, without so much for each byte of its weights."""
     rows, (outputs, inputs) = measured.sizes.rows, measured.sizes.computed
     task, weight_bytes = measured.product(dtype, rows, (outputs, inputs))

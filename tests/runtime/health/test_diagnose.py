@@ -72,7 +72,7 @@ def needs(count: int = 3, weight_bytes: int = GIB, model: str = "/models/llama")
 
 
 def judge(found: list[Examined], wanted: ModelNeeds | None = None) -> list[Finding]:
-    return diagnose(found, FACTS.software, wanted or needs(len(found)))
+    return diagnose(found, FACTS.software, wanted or needs(len(found)), {})
 
 
 def findings(found: list[Examined], wanted: ModelNeeds | None = None) -> list[tuple[str, str, str]]:
