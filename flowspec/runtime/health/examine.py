@@ -112,23 +112,10 @@ class Examined:
     onward: LinkFacts | None = None
 
 
-TELLS_NOTHING = Failure(
-    REACHABLE,
-    "its daemon is there, but did not tell about the device in time",
-    "ask again: a machine that is busy needs longer; if that does not help, look at its log",
-)
-HANGS_UP = Failure(
-    REACHABLE,
-    "it hangs up on whoever calls: it has no room for another connection, as its log tells, or it is no "
-    "FlowSpec daemon",
-    "end what holds so many connections to it, or start it again, or correct the port",
-)
-
-
 class _ExamineError(FlowSpecError):
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.text)
-        self.failure = failure
+    def __init__(self, check: str, text: str, advice: str) -> None:
+        super().__init__(text)
+        self.failure = Failure(check, text, advice)
 
 
 def explain(found: Examined) -> str:
@@ -289,10 +276,10 @@ class _Talk:
         patience_s = self._within(min(REFUSED_S, self._timeouts.hello_s))
         is_waited_for = self._timeouts.hello_s > REFUSED_S and not self._monitor.await_ready(patience_s)
         if is_waited_for and self._monitor.refusal is None and _is_refused(self._device):
-            raise _ExamineError(_nothing_listens(self._device))
+            raise _nothing_listens(self._device)
         answer = self._answer(self._timeouts.hello_s)
         if not isinstance(answer, Welcome):
-            raise _ExamineError(_other_version(_wrong(answer)))
+            raise _wrong(answer)
         self._link.count_from(answer.count)
         self._is_there = True
         return answer
@@ -305,26 +292,19 @@ class _Talk:
         if isinstance(answer, Facts):
             return answer
         if isinstance(answer, Error) and answer.retry_after_s > 0:
-            raise _ExamineError(Failure(REACHABLE, answer.text, "run the doctor again"))
-        raise _ExamineError(_other_version(_wrong(answer)))
+            raise _ExamineError(REACHABLE, answer.text, "run the doctor again")
+        raise _wrong(answer)
 
     def _answer(self, limit_s: float) -> Message:
         limit_s = self._within(limit_s)
         if not self._speaks(limit_s):
-            if (refusal := self._monitor.refusal) is not None:
-                if not refusal.is_final and _hangs_up(self._device, self._within(HANGS_UP_S)):
-                    raise _ExamineError(HANGS_UP)
-                text, _, advice = refusal.told(self._keys).partition(": ")
-                raise _ExamineError(Failure("keys", text, advice))
-            if self._is_there:
-                raise _ExamineError(TELLS_NOTHING)
-            raise _ExamineError(_why_silent(self._device, limit_s, self._within(self._timeouts.why_s)))
+            raise self._why_silent(limit_s)
         try:
             envelope = decode(self._socket.recv_multipart())
             self._receiver.check(envelope)
             return envelope.message
         except PeerError as error:
-            raise _ExamineError(_other_version(str(error))) from None
+            raise _other_version(str(error)) from None
 
     def _speaks(self, limit_s: float) -> bool:
         """Waits for a word of the daemon's; False when the time is up, or it is refused."""
@@ -335,6 +315,20 @@ class _Talk:
             if self._monitor.is_refused:
                 break
         return False
+
+    def _why_silent(self, limit_s: float) -> _ExamineError:
+        if (refusal := self._monitor.refusal) is not None:
+            if not refusal.is_final and _hangs_up(self._device, self._within(HANGS_UP_S)):
+                why = "it has no room for another connection, as its log tells, or it is no FlowSpec daemon"
+                advice = "end what holds so many connections to it, or start it again, or correct the port"
+                return _ExamineError(REACHABLE, f"it hangs up on whoever calls: {why}", advice)
+            text, _, advice = refusal.told(self._keys).partition(": ")
+            return _ExamineError("keys", text, advice)
+        if self._is_there:
+            text = "its daemon is there, but did not tell about the device in time"
+            advice = "a machine that is busy needs longer; if that does not help, look at its log"
+            return _ExamineError(REACHABLE, text, f"ask again: {advice}")
+        return _why_not_there(self._device, limit_s, self._within(self._timeouts.why_s))
 
     def _within(self, limit_s: float) -> float:
         """As much of it as there is left; a little stays, to find out why there is no answer."""
@@ -370,16 +364,15 @@ def _failure(error: FlowSpecError) -> Failure:
     return Failure(REACHABLE, text, advice or "correct its address in the cluster file")
 
 
-def _wrong(answer: Message) -> str:
-    return answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
-
-
-def _other_version(text: str) -> Failure:
-    return Failure(
-        "version",
-        f"its FlowSpec is not this one ({__version__}): {text}",
-        "install the same version on all devices (launch/boards install) and start its daemon again",
+def _wrong(answer: Message) -> _ExamineError:
+    return _other_version(
+        answer.text if isinstance(answer, Error) else f"it answered with a {type(answer).__name__}"
     )
+
+
+def _other_version(text: str) -> _ExamineError:
+    advice = "install the same version on all devices (launch/boards install) and start its daemon again"
+    return _ExamineError("version", f"its FlowSpec is not this one ({__version__}): {text}", advice)
 
 
 def _is_refused(device: Device) -> bool:
@@ -387,10 +380,8 @@ def _is_refused(device: Device) -> bool:
     host, port = split_address(device.address)
     try:
         sockets.create_connection((resolve(host), port), timeout=REFUSAL_S).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, ConnectionRefusedError)
     return False
 
 
@@ -405,20 +396,18 @@ def _hangs_up(device: Device, limit_s: float) -> bool:
                 connection.settimeout(left_s)
                 if not connection.recv(64):  # but for ZeroMQ's greeting, which may come before the end
                     return True
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, TimeoutError)
     return False
 
 
-def _nothing_listens(device: Device) -> Failure:
+def _nothing_listens(device: Device) -> _ExamineError:
     host, port = split_address(device.address)
     text = f"the machine is there, but nothing listens at {device.address}"
-    return Failure(REACHABLE, text, f"{_START} --host {host} --port {port}")
+    return _ExamineError(REACHABLE, text, f"{_START} --host {host} --port {port}")
 
 
-def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
+def _why_not_there(device: Device, limit_s: float, left_s: float) -> _ExamineError:
     """A connection of our own tells a stopped daemon from a device that is off, and from a program that is
     not ours.
 
@@ -427,20 +416,17 @@ def _why_silent(device: Device, limit_s: float, left_s: float) -> Failure:
     host, port = split_address(device.address)
     if left_s <= 0:
         text = f"{device.address} did not answer within {limit_s:.2g} s"
-        return Failure(REACHABLE, text, "give it more time, or look whether it is on")
+        return _ExamineError(REACHABLE, text, "give it more time, or look whether it is on")
     try:
-        with sockets.create_connection((resolve(host), port), timeout=left_s):
-            text = (
-                f"something at {device.address} takes connections, but did not answer as a FlowSpec daemon "
-                f"within {limit_s:g} s"
-            )
-            return Failure(REACHABLE, text, "look at its log; start its daemon again, or correct the port")
+        sockets.create_connection((resolve(host), port), timeout=left_s).close()
     except ConnectionRefusedError:
         return _nothing_listens(device)
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        text = f"cannot reach {device.address} ({why})"
         advice = "is it on and in this network? check its address and its firewall"
         if isinstance(error, TimeoutError):  # as of a daemon that cannot take those that wait already
             advice += "; or it has too many connections: look at its log"
-        return Failure(REACHABLE, text, advice)
+        return _ExamineError(REACHABLE, f"cannot reach {device.address} ({why})", advice)
+    silent = f"takes connections, but did not answer as a FlowSpec daemon within {limit_s:g} s"
+    advice = "look at its log; start its daemon again, or correct the port"
+    return _ExamineError(REACHABLE, f"something at {device.address} {silent}", advice)
