@@ -283,10 +283,10 @@ def _of_memory(found: Sequence[Examined], needs: ModelNeeds) -> Iterator[Finding
 
 
 def _of_interfaces(found: Sequence[Examined]) -> Iterator[Finding]:
-    told = [each for each in found if each.facts is not None]
-    own = {each.own.name: each.own for each in told if each.own is not None}
+    answered = [each for each in found if each.facts is not None]
+    own = {each.own.name: each.own for each in answered if each.own is not None}
     ends = [(HERE, interface) for interface in own.values()]
-    for each in told:
+    for each in answered:
         if each.facts and each.facts.interface:
             ends.append((each.device.name, each.facts.interface))
             continue

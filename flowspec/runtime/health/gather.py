@@ -46,9 +46,7 @@ def gather(
     software = read_software()
     memory = host_memory(root)
     effort = GLANCE if question.is_brief else BRIEF
-    name, total_bytes, free_bytes = (
-        ("", 0, 0) if machine.device == "cpu" or not software.cuda else _accelerator(machine.device)
-    )
+    name, total_bytes, free_bytes = _accelerator(machine.device if software.cuda else "cpu")
     found = Facts(
         clock_s=time.time(),
         is_held=is_held,
@@ -62,7 +60,7 @@ def gather(
         accelerator_total_bytes=total_bytes,
         accelerator_free_bytes=free_bytes,
         threads=machine.threads or min(limits.THREADS_MAX, threads()),
-        cores=usable_cores(),
+        cores=min(limits.THREADS_MAX, len(os.sched_getaffinity(0))),
         interface=interface_of(question.address, root),
         model=model_state(question.model, question.fingerprint) if question.model else "",
         link=link_facts(next_device, keys, effort) if question.next_hop else None,
@@ -80,11 +78,6 @@ def read_software() -> Software:
         transformers=_version("transformers"),
         cuda=_torch_cuda(),
     )
-
-
-def usable_cores() -> int:
-    """Cores that this process may run on."""
-    return min(limits.THREADS_MAX, len(os.sched_getaffinity(0)))
 
 
 def model_state(model: str, fingerprint: str) -> str:
@@ -111,9 +104,8 @@ def link_facts(device: Device, keys: Keyring | None, effort: LinkEffort = BRIEF)
     try:
         (peer,) = measure_links([device], effort=effort, keys=keys)
     except FlowSpecError as error:
-        return LinkFacts(
-            problem="".join(letter if letter.isprintable() else " " for letter in str(error))[:1000]
-        )
+        said = "".join(letter if letter.isprintable() else " " for letter in str(error))
+        return LinkFacts(problem=said[:1000])
     return LinkFacts(latency_s=peer.latency_s, bandwidth_mbps=peer.bandwidth_mbps)
 
 

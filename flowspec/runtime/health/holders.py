@@ -43,7 +43,7 @@ def _user(context: zmq.Context[Any], device: Device, keys: Keyring | None) -> st
     return ""
 
 
-def told(users: dict[str, str]) -> str:
+def name_users(users: dict[str, str]) -> str:
     """Who uses devices, in one sentence."""
     names = list(users)
     devices = f"device {names[0]} is" if len(names) == 1 else f"devices {', '.join(names)} are"

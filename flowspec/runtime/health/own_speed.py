@@ -48,11 +48,11 @@ def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
     """The remembered probe; else a new one, by one process at a time, for daemons of one machine are asked
     together."""
     path, key = cache_folder() / "speed.json", _key(machine)
-    found = _remembered(path).get(key)
+    found = (read_own(path, dict[str, Speed]) or {}).get(key)
     if found is not None or not may_probe:
         return found
     with locked(path):
-        known = _remembered(path)
+        known = read_own(path, dict[str, Speed]) or {}
         if key not in known:
             known[key] = _probe(machine)
             with contextlib.suppress(OSError):  # it is probed again next time
@@ -88,8 +88,3 @@ def _key(machine: Machine) -> str:
 @functools.cache
 def _kernels() -> str:
     return hashlib.sha256(build.SOURCE.read_bytes()).hexdigest()[:12]
-
-
-def _remembered(path: Path) -> dict[str, Speed]:
-    """What can be used of the file."""
-    return read_own(path, dict[str, Speed]) or {}

@@ -56,24 +56,18 @@ class QuestionWorker(Generic[Question]):
         """Sends what is ready, facts stamped with this moment's clock."""
         while self._answers:
             link, found = self._answers.popleft()
-            link.send(
-                structs.replace(found, clock_s=time.time(), is_held=is_held)
-                if isinstance(found, Facts)
-                else found
-            )
+            if isinstance(found, Facts):
+                found = structs.replace(found, clock_s=time.time(), is_held=is_held)
+            link.send(found)
 
     def _run(self) -> None:
         while True:
             link, question, is_held = self._questions.get()
-
             found: Answer | Error
             try:
                 found = self._find(question, is_held, partial(self._tell, link))
-            except (
-                OSError,
-                ValueError,
-                RuntimeError,
-            ) as error:  # a device that tells odd things about itself must not end its daemon
+            # a device that tells odd things about itself must not end its daemon
+            except (OSError, ValueError, RuntimeError) as error:
                 found = Error.saying(f"cannot tell about this device: {error}")
             self._say(link, found)
 

@@ -43,7 +43,7 @@ from flowspec.runtime.health.examine import (
     onward,
 )
 from flowspec.runtime.health.gather import link_facts
-from flowspec.runtime.health.holders import in_use, told
+from flowspec.runtime.health.holders import in_use, name_users
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.links import GLANCE
@@ -203,7 +203,7 @@ def users_of(
     if users and (needs_all or len(users) == len(found)):
         rest = f", and {', '.join(absent)} did not answer" if absent else ""
         advice = "a device serves one head at a time: end that one, or try again when it has ended"
-        raise ClusterError(f"{told(users)}{rest}; {advice}")
+        raise ClusterError(f"{name_users(users)}{rest}; {advice}")
     return users
 
 
