@@ -65,7 +65,7 @@ def read_interface(name: str, root: Path = Path("/")) -> Interface:
     """What the kernel shows of an interface."""
     folder = root / "sys/class/net" / name
     return Interface(
-        name="".join(letter for letter in name if letter.isprintable()),
+        name="".join(filter(str.isprintable, name)),
         kind=_kind(folder),
         speed_mbps=max(0, read_number(folder / "speed") or 0),
         mtu=max(0, read_number(folder / "mtu") or 0),
@@ -88,10 +88,11 @@ def _kind(folder: Path) -> str:
         lines = (folder / "uevent").read_text("utf-8", "replace").splitlines()
     except OSError:
         lines = []
-    for line in lines:
-        kind = _DEVICE_TYPES.get(line.removeprefix("DEVTYPE=")) if line.startswith("DEVTYPE=") else None
-        if kind:
-            return kind
+    kinds = (
+        _DEVICE_TYPES.get(line.removeprefix("DEVTYPE=")) for line in lines if line.startswith("DEVTYPE=")
+    )
+    if kind := next(filter(None, kinds), None):
+        return kind
     if (folder / "device").exists():
         return "wired"
     return "virtual" if read_text(folder / "type") else "unknown"

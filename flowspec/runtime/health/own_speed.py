@@ -4,7 +4,6 @@ probed once and remembered."""
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import logging
 import os
@@ -41,17 +40,11 @@ def own_speed(machine: Machine, *, may_probe: bool = True) -> Speed | None:
             return speed_of(read_profile(kept), "kept")
         except InputError as error:
             log.warning("%s; measure again with flowspec profile --keep", error)
-    return _probed(machine, may_probe=may_probe)
-
-
-def _probed(machine: Machine, *, may_probe: bool) -> Speed | None:
-    """The remembered probe; else a new one, by one process at a time, for daemons of one machine are asked
-    together."""
     path, key = cache_folder() / "speed.json", _key(machine)
     found = (read_own(path, dict[str, Speed]) or {}).get(key)
     if found is not None or not may_probe:
         return found
-    with locked(path):
+    with locked(path):  # one process at a time probes, for daemons of one machine are asked together
         known = read_own(path, dict[str, Speed]) or {}
         if key not in known:
             known[key] = _probe(machine)
@@ -81,10 +74,6 @@ def _key(machine: Machine) -> str:
     """What a probe depends on; the host, for home folders may be shared."""
     cores = f"{os.cpu_count()} threads"
     threads = f"{machine.threads} of {cores}" if machine.threads else cores
-    versions = f"torch {torch_version()}, kernels {_kernels()}"
+    kernels = hashlib.sha256(build.SOURCE.read_bytes()).hexdigest()[:12]
+    versions = f"torch {torch_version()}, kernels {kernels}"
     return f"{platform.node()}, {platform.machine()}, {machine.device}, {threads}, {versions}"
-
-
-@functools.cache
-def _kernels() -> str:
-    return hashlib.sha256(build.SOURCE.read_bytes()).hexdigest()[:12]

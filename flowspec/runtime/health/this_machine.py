@@ -49,8 +49,8 @@ def measure_apart() -> dict[str, Any]:
 
 
 def measure() -> dict[str, Any]:
-    here = find("auto")
-    machine = Machine(device=here.device)
+    machine = Machine()  # as a daemon's without flags, whose probe and trials are remembered
+    here = find(machine.device)
     return {
         "system": read_system(),
         "device": here.device,
