@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import zmq
 
-from flowspec.core.cluster.holder import head_called
+from flowspec.core.cluster.holder import Holder, head_called
 from flowspec.core.protocol.facts import Facts, LinkFacts
 from flowspec.errors import ClusterError
 from flowspec.host_memory import host_memory
@@ -38,12 +38,13 @@ from flowspec.runtime.health.examine import (
     REACHABLE,
     Examined,
     ExamineTimeouts,
+    Failure,
     ask_all,
     explain,
+    greet,
     onward,
 )
 from flowspec.runtime.health.gather import link_facts
-from flowspec.runtime.health.holders import in_use, name_users
 from flowspec.runtime.health.interfaces import interface_of, resolve
 from flowspec.runtime.health.own_speed import own_speed
 from flowspec.runtime.links import GLANCE
@@ -56,6 +57,8 @@ HERE = "this machine"
 LINKS_S = 2.0
 """How long links between devices are measured; those that are left are taken for as good as the worse of both
 ends' links from here."""
+AGAIN_S = 1.1 * timeouts.PING_EVERY_S
+"""How soon a device is asked again who holds it: a head that is there has renewed its lease by then."""
 LOOPBACK = LinkSpec(bandwidth_mbps=10000, delay_s=0.0001)
 """Between processes of one machine."""
 STEPS = 5
@@ -199,12 +202,34 @@ def users_of(
     """The heads that use some of these devices, by name; raises `ClusterError` where all are needed, or none
     is free."""
     held = [each.device for each in found if each.welcome is not None and each.welcome.is_held]
-    users = in_use(held, keys) if held else {}
+    context: zmq.Context[Any] = zmq.Context()
+    try:
+        with ThreadPoolExecutor(max(1, len(held))) as threads:
+            heads = threads.map(lambda device: _user(context, device, keys), held)
+            users = {device.name: head for device, head in zip(held, heads, strict=True) if head}
+    finally:
+        context.destroy(linger=0)
     if users and (needs_all or len(users) == len(found)):
+        devices = f"devices {', '.join(users)} are" if len(users) > 1 else f"device {next(iter(users))} is"
+        who = " and ".join(map(head_called, dict.fromkeys(users.values())))
         rest = f", and {', '.join(absent)} did not answer" if absent else ""
         advice = "a device serves one head at a time: end that one, or try again when it has ended"
-        raise ClusterError(f"{name_users(users)}{rest}; {advice}")
+        raise ClusterError(f"{devices} in use by {who}{rest}; {advice}")
     return users
+
+
+def _user(context: zmq.Context[Any], device: Device, keys: Keyring | None) -> str:
+    """The head that uses a device that is held; empty where that died, which holds it until its lease is
+    over, or the device does not answer any more."""
+    holder, until_s = Holder(), time.monotonic() + timeouts.HELD_S
+    while time.monotonic() < until_s:
+        welcome = greet(context, device, keys)
+        if isinstance(welcome, Failure) or not welcome.is_held:
+            return ""
+        if holder.is_there(welcome.lease_s, time.monotonic()):
+            return welcome.holder
+        time.sleep(AGAIN_S)
+    return ""
 
 
 def left_out_of(found: Sequence[Examined]) -> dict[str, str]:
