@@ -33,38 +33,38 @@ SMI = ("--query-gpu=driver_version,clocks.sm,clocks.max.sm,power.limit,temperatu
 
 
 def measure_apart() -> dict[str, Any]:
-    """What `measure` returns, or a `fault` if its process fails."""
-    command = python_module(__name__)
+    """The system, and what `measure` returns, or a `fault` if its process fails."""
+    measured: dict[str, Any] = {"system": read_system()}
     with tempfile.TemporaryFile() as errors:
         try:
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, timeout=TRYING_S
-            )
+            nothing, pipe, command = subprocess.DEVNULL, subprocess.PIPE, python_module(__name__)
+            done = subprocess.run(command, stdin=nothing, stdout=pipe, stderr=errors, timeout=TRYING_S)
         except subprocess.TimeoutExpired:
-            return {"fault": f"it did not end in {TRYING_S:.0f} s"}
+            return measured | {"fault": f"it did not end in {TRYING_S:.0f} s"}
         if done.returncode:
-            return {"fault": ending(done.returncode, errors)}
-    measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return measured | {"fault": ending(done.returncode, errors)}
+    measured.update(json.loads(done.stdout.splitlines()[-1]))
     return measured
 
 
 def measure() -> dict[str, Any]:
     machine = Machine()  # as a daemon's without flags, whose probe and trials are remembered
-    here = find(machine.device)
+    here, kernels = find(machine.device), [kernel_facts(dtype, machine) for dtype in PRECISIONS]
     return {
-        "system": read_system(),
         "device": here.device,
         "no_gpu": (absence() if has_driver() else "there is no driver of one") if here.is_cpu else "",
         "facts": here.facts(),
         "free_bytes": here.free_bytes(),
-        "speed": as_dict(own_speed(machine)),
-        "kernels": [as_dict(kernel_facts(dtype, machine)) for dtype in PRECISIONS],
+        "speed": as_dict(own_speed(machine)) if any(each.kernel for each in kernels) else None,
+        "kernels": as_dict(kernels),
     }
 
 
 def describe(measured: Mapping[str, Any]) -> str:
     """The figures of `measure`, in a line."""
-    speed, name = f"reads {rounded(measured['speed']['gb_per_s'])} GB/s", measured["facts"]["name"]
+    name, speed = measured["facts"]["name"], "speed unknown"
+    if measured["speed"]:
+        speed = f"reads {rounded(measured['speed']['gb_per_s'])} GB/s"
     if measured["no_gpu"]:
         return f"this machine has no GPU to use ({measured['no_gpu']}); {name}: {speed}"
     right = [each["dtype"] for each in measured["kernels"] if each["kernel"]]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flowspec.core.protocol.facts import KernelFacts
 from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.errors import InputError
 from flowspec.model import accelerator
@@ -35,8 +36,11 @@ def test_a_machine_without_a_gpu_says_so_in_a_line(monkeypatch: pytest.MonkeyPat
     assert [each["dtype"] for each in measured["kernels"] if each["kernel"]] == list(PRECISIONS)
     assert measured["speed"]["gb_per_s"] > 0
     assert describe(measured).startswith("this machine has no GPU to use (there is no driver of one); ")
-    assert socket.gethostname() not in json.dumps(measured).split('"')
+    assert socket.gethostname() not in json.dumps([measured, read_system()]).split('"')
     assert found_wrong(measured) == []
+    broken = KernelFacts(dtype="int8", kernel="", faults="there is no compiler")
+    monkeypatch.setattr(this_machine, "kernel_facts", lambda dtype, machine: broken)
+    assert describe(measure()).endswith(" CPU: speed unknown")
 
 
 def test_a_gpu_is_measured_and_a_precision_that_is_wrong_there_is_a_problem(
@@ -79,7 +83,7 @@ def test_a_driver_that_kills_or_stops_the_measuring_is_a_problem(
     if "sleep" in code:
         monkeypatch.setattr(this_machine, "TRYING_S", 0.3)
     measured = measure_apart()
-    assert measured == {"fault": fault}
+    assert measured == {"system": read_system(), "fault": fault}
     assert found_wrong(measured) == [("problem", "accelerator", f"measuring it failed: {fault}")]
 
 
