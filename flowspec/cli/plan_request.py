@@ -90,9 +90,7 @@ def add_device_arguments(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_forecast_arguments(
-    parser: argparse.ArgumentParser, **dtype: Any
-) -> None:
+def add_forecast_arguments(parser: argparse.ArgumentParser, **dtype: Any) -> None:
     """What names the devices that something is for, with `--dtype`; all else is as a plan has it where nobody
     says it."""
     group = parser.add_argument_group("devices that it is for")

@@ -24,8 +24,8 @@ from msgspec import structs
 from rich.console import Console
 from rich.progress import Progress
 
-from flowspec.bench.console import show_table
 from flowspec.bench.cases import of_each_domain, read_prompts
+from flowspec.bench.console import show_table
 from flowspec.cli.console import loading_bar
 from flowspec.cli.options import (
     FILTERS,
