@@ -29,9 +29,9 @@ from flowspec.cli.options import (
     sampling_params,
 )
 from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
-from flowspec.cli.screen import LEGEND, blocks_of, strip_line
 from flowspec.cli.streaming import answer_shown
 from flowspec.cli.terminal import TypedInterrupt, note, terminal_size
+from flowspec.cli.visible import visible
 from flowspec.core.cluster.membership import WAITING
 from flowspec.core.protocol.messages import HOP_SECONDS
 from flowspec.errors import ClusterError, InputError, PeerError, counted
@@ -46,6 +46,7 @@ from flowspec.runtime.journal.lines import Entry, JournalContent, Setting
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import RecoveryOptions, Session
 from flowspec.runtime.watching import Notes, watch_session
+from flowspec.watch.state import WatchState
 
 LAST = Path()
 """What `--resume` without a file means."""
@@ -56,7 +57,7 @@ COMMANDS = {
     "/system": ("[TEXT]", "set the system text; without TEXT, remove it"),
     "/stats": ("[all]", "what the last answer came to; all: every figure, and the stages"),
     "/watch": ("", "show a live line of the stages under answers; again: off"),
-    "/record": ("FILE", "save a recording of the next answer, for flowspec top --replay"),
+    "/record": ("FILE", "record the next answer, for the page of flowspec serve"),
     "/save": ("FILE", "write the dialogue to FILE as JSON"),
     "/quit": ("", "leave (Ctrl-D does, too)"),
 }
@@ -70,6 +71,13 @@ HELP = "\n".join(
     f"{key:15} {what}"
     for key, what in [*((f"{name} {takes}", what) for name, (takes, what) in COMMANDS.items()), *KEYS.items()]
 )
+
+LEGEND = (
+    "a bar for each device, the higher the busier; guesses alive: not checked yet; tokens a step: so many "
+    "each result settles, where plain decoding has 1"
+)
+BARS, DIGITS = "▁▂▃▄▅▆▇█", "0123456789"
+STAGES_SHOWN = 24
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -481,9 +489,9 @@ class Chat:
             return
         watch = watch_session(session, self.tokenizer.decode)
         watch.join(reads=False)
-        blocks = blocks_of(self.console)
+        levels = BARS if self.console.encoding.lower().startswith("utf") else DIGITS
         try:
-            yield lambda: strip_line(watch.present, terminal_size().columns, blocks=blocks)
+            yield lambda: live_line(watch.present, levels)[: terminal_size().columns - 1]
         finally:
             watch.close()
 
@@ -536,3 +544,22 @@ class Chat:
         )
         if (known := statistics.expertise_table(session, self.tokenizer)) is not None:
             self.console.print(known)
+
+
+def live_line(present: WatchState | None, levels: str) -> str:
+    """How busy each stage is, and how an answer goes, in a line; `LEGEND` explains it."""
+    if present is None:
+        return ""
+    if present.failed is not None:
+        why = " ".join(visible(present.failed["text"]).split())
+        return f"(it failed: {why}; nothing is answered any more)"
+    if present.lost is not None:
+        return "(the pipeline was lost; another is being formed)"
+    now = present.figures or {"busy": [0.0] * len(present.stages), "tokens_per_s": 0.0, "S": 0.0}
+    busy = "".join(
+        levels[min(len(levels) - 1, int(share * len(levels)))] for share in now["busy"][:STAGES_SHOWN]
+    )
+    return (
+        f"busy {busy}  {now['tokens_per_s']:.1f} tokens/s  {counted(present.living, 'guess', 'es')} alive  "
+        f"{now['S']:.1f} tokens a step"
+    )

@@ -37,7 +37,6 @@ COMMANDS = (
     "serve",
     "verify",
     "bench",
-    "top",
     "plan",
     "drafters",
     "fetch",

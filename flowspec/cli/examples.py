@@ -49,10 +49,6 @@ OF_COMMAND: dict[str, Examples] = {
             "plain decoding and FlowSpec, in processes of this machine",
         ),
     ),
-    "top": (
-        ("flowspec top", "a flowspec serve on this machine"),
-        ("flowspec top --replay answer.json --speed 0.5", "a recording, at half its speed"),
-    ),
     "plan": (
         ("flowspec plan --devices 2x raspberry-pi-5", "the bundled model, on two boards"),
         (

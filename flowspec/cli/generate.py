@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--record",
         type=Path,
         metavar="FILE",
-        help="save a recording of the answer in FILE, for flowspec top --replay",
+        help="save a recording of the answer in FILE, for the page of flowspec serve",
     )
     add_model_arguments(parser)
     add_decoding_arguments(parser)

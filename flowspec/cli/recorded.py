@@ -1,5 +1,4 @@
-"""Recording answers that a command asks for, to replay them later (`flowspec top --replay`, and the page
-of `flowspec serve`)."""
+"""Recording answers that a command asks for, for the page of `flowspec serve`."""
 
 from __future__ import annotations
 

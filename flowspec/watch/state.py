@@ -1,8 +1,6 @@
 """What frames add up to: the pipeline, the tree of each answer under way, the newest figures and devices.
 
-Whoever begins to watch in mid-answer is told the present first; a terminal shows nothing else. Takes frames
-as they come, also those of a file that somebody else wrote: what refers to nothing that is known has no
-effect.
+Whoever begins to watch in mid-answer is told the present first; a chat's live line shows nothing else.
 """
 
 from __future__ import annotations
@@ -11,8 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowspec.watch.figures import Frame
-
-TEXT_KEPT = 200
 
 
 @dataclass(slots=True)
@@ -23,9 +19,6 @@ class LiveAnswer:
     begin: Frame
     root: Frame | None = None
     nodes: dict[int, list[Any]] = field(default_factory=dict)
-    tokens: int = 0
-    text: str = ""
-    """The end of what it has said by now."""
 
     def advance(self, committed: list[list[Any]]) -> None:
         """The last of these is the root now; what is not below it is dead."""
@@ -37,8 +30,6 @@ class LiveAnswer:
             "token": text,
             "position": self.root["position"] + len(committed),
         }
-        self.tokens += len(committed)
-        self.text = (self.text + "".join(text for _, text in committed))[-TEXT_KEPT:]
         below = {node}
         nodes = {}
         for each, row in self.nodes.items():

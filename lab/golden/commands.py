@@ -18,7 +18,7 @@ from lab.golden.place import Place
 from lab.golden.recording import Absent, Observation
 
 COMMANDS = (
-    *("chat", "generate", "serve", "daemon", "plan", "drafters", "doctor", "top", "bench", "verify"),
+    *("chat", "generate", "serve", "daemon", "plan", "drafters", "doctor", "bench", "verify"),
     *("fetch", "keygen", "devices", "profile", "completion"),
 )
 MEASURED = "here.toml"
@@ -204,12 +204,6 @@ JOBS: Mapping[str, Job] = {
             Call(name="unknown", words="drafters somebody/something"),
         )
     ),
-    "top": Job(
-        calls=tuple(
-            Call(name=name, words=f"top --once --replay #recordings/{name}.json")
-            for name in ("guesses", "loss", "plain")
-        )
-    ),
     "bench": Job(
         calls=(
             Call(
@@ -300,7 +294,7 @@ def job_seen(place: Place, key: str, job: Job) -> list[Observation]:
 
 
 def _seen(place: Place, command: str, call: Call) -> Iterator[Observation]:
-    words = shlex.split(call.words.replace("#recordings", str(place.tree / "docs" / "recordings")))
+    words = shlex.split(call.words)
     for form in call.forms:
         value = on_screen(place, words, call.until) if form == "screen" else in_pipe(place, words, form)
         for name in call.files:

@@ -27,7 +27,6 @@ from flowspec.cli.bench import _tuned, _verdict
 from flowspec.cli.bench_request import kinder, pick_experiment
 from flowspec.cli.commands import build_parser
 from flowspec.errors import ClusterError, InputError
-from flowspec.watch.recording import read_recording
 from tests import warm
 from tests.bench.benches import TOML
 from tests.bench.records import record
@@ -63,7 +62,7 @@ def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path:
     assert {one.agreement for one in records} == {"exact"}
     assert summary["setting"]["command"].startswith(f"flowspec bench --experiment {tiny} ")
     for method in ("ar", "continuous"):
-        document = read_recording(out / f"recording-{method}.json")
+        document = json.loads((out / f"recording-{method}.json").read_text())
         assert (document["world"], document["method"], len(document["stages"])) == ("simulated", method, 2)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from flowspec.cli import chat
 from flowspec.core.cluster.membership import WAITING
-from flowspec.watch.recording import read_recording
+from flowspec.watch.state import WatchState
 from tests.cli.running import Run
 from tests.cli.terminal import Terminal, Window
 
@@ -145,7 +145,9 @@ def test_a_lost_device_logs_and_resizing_leave_the_answer_whole(tmp_path: Path) 
         assert window.ended() == 0
     assert not any("tokens/s  tree" in row for row in whole), "the live line has gone"
     assert any(row.startswith("(device local-0 is lost") for row in whole)
-    notes = [frame["text"] for frame in read_recording(recording)["frames"] if frame["kind"] == "note"]
+    notes = [
+        frame["text"] for frame in json.loads(recording.read_text())["frames"] if frame["kind"] == "note"
+    ]
     assert notes[0].startswith("device local-0 is lost")
     assert "going on with 1 device" in notes
     (_, text) = said(dialogue)[-1]
@@ -168,3 +170,18 @@ def test_a_question_that_cannot_be_answered_fails_a_chat_that_nobody_types(run: 
     ended = run(*chat, stdin=f"{long}\nWhat is 1 + 2?\n", status=1)
     assert "--context if the model allows more" in ended.words
     assert FIGURES in ended.out, "and the next one is answered"
+
+
+def test_the_live_line_tells_how_busy_stages_are_and_what_is_lost() -> None:
+    present = WatchState()
+    present.stages = [{"name": name, "layers": [0, 1]} for name in "ab"]
+    assert chat.live_line(None, chat.BARS) == ""
+    assert chat.live_line(present, chat.BARS) == "busy ▁▁  0.0 tokens/s  0 guesses alive  0.0 tokens a step"
+    shares = [0.0, 0.5, 0.999, 1.0]
+    present.figures = {"t": 1.0, "kind": "figures", "busy": shares, "tokens_per_s": 3.5, "S": 1.25}
+    assert chat.live_line(present, chat.BARS).startswith("busy ▁▅██  3.5 tokens/s")
+    assert chat.live_line(present, chat.DIGITS).startswith("busy 0599  3.5 tokens/s")
+    present.take({"t": 2.0, "kind": "lost", "silent_s": 1.0})
+    assert "another is being formed" in chat.live_line(present, chat.BARS)
+    present.take({"t": 3.0, "kind": "failed", "text": "no device\x1b[2J\nis left"})
+    assert chat.live_line(present, chat.BARS).startswith(r"(it failed: no device\x1b[2J is left;")

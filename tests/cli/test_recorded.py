@@ -13,7 +13,6 @@ import pytest
 
 from flowspec.cli import generate
 from flowspec.runtime.session import RecoveryOptions
-from flowspec.watch.recording import read_recording
 from tests import warm
 from tests.cli.running import FLOWSPEC, Run, real
 
@@ -25,7 +24,7 @@ ASKED = ("--local=2", "--temperature=0", "What is 17 + 25?")
 def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "answer.json"
     answer = run("generate", "--json", "--record", path, *ASKED).json
-    document = read_recording(path)
+    document = json.loads(path.read_text())
     frames = document["frames"]
     text = "".join(text for frame in frames if frame["kind"] == "tokens" for _, text in frame["nodes"])
     assert text == answer["text"]
@@ -36,8 +35,7 @@ def test_generate_saves_a_recording_of_its_answer(tmp_path: Path, run: Run) -> N
     assert (end["kind"], end["reason"]) == ("end", "stop")
     assert {**end["statistics"], "head_s": answer["statistics"]["head_s"]} == answer["statistics"]
     assert "What is 17 + 25?" in next(frame["text"] for frame in frames if frame["kind"] == "begin")
-    shown = run("top", "--replay", path, "--once", "--json").json
-    assert [row["layers"] for row in shown["devices"]] == [[0, 4], [4, 8]]
+    assert [stage["layers"] for stage in document["stages"]] == [[0, 4], [4, 8]]
 
 
 def test_generate_records_what_is_told_of_devices(
@@ -62,7 +60,7 @@ def test_generate_records_what_is_told_of_devices(
     monkeypatch.setattr(generate, "open_llm", open_llm)
     monkeypatch.setattr(generate, "ask", ask)
     run("generate", "--local=1", "--max-new-tokens=8", "--record", path, "hello")
-    frames = read_recording(path)["frames"]
+    frames = json.loads(path.read_text())["frames"]
     assert [frame["text"] for frame in frames if frame["kind"] == "note"] == [told]
 
 
@@ -111,5 +109,5 @@ def test_a_chat_records_the_next_answer_and_draws_nothing_into_a_pipe(tmp_path: 
     assert "\x1b" not in done.out
     for told in ("/watch draws in a terminal", "expected a file: /record", "is a folder", "/watch show"):
         assert told in done.words
-    (begin,) = (frame for frame in read_recording(path)["frames"] if frame["kind"] == "begin")
+    (begin,) = (frame for frame in json.loads(path.read_text())["frames"] if frame["kind"] == "begin")
     assert "What is 2 + 3?" in begin["text"], "the next answer, and no other"
