@@ -1,29 +1,120 @@
-"""One answer at the terminal: shows its text, lets Ctrl-C stop it, and gathers what there is to report."""
+"""The model that a command's flags name, and one answer of it at the terminal: shows its text, lets Ctrl-C
+stop it, records it, and gathers what there is to report."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
+import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from flowspec.cli.console import loading_bar
+from flowspec.cli.options import LOCAL, cluster_options, decoding_options, joined
+from flowspec.cli.terminal import note
 from flowspec.core.cluster.slowing import why_slow
-from flowspec.errors import counted
+from flowspec.core.methods import find_method
+from flowspec.draft.choosing import BOARD, BOARDS, best_download, on_equal_devices, without_model
+from flowspec.draft.kinds import FALLBACK, NONE
+from flowspec.errors import InputError, counted
 from flowspec.llm import LLM
+from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.hub import is_fetched
+from flowspec.model.text import Tokenizer
 from flowspec.plan.memory import mib
 from flowspec.rounding import rounded
 from flowspec.runtime.answer import Answer, AnswerStream, Keep
+from flowspec.runtime.default_drafter import Taken, taken_for
+from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
 from flowspec.runtime.planning.survey import machine_of
 from flowspec.runtime.question import Question
-from flowspec.runtime.session import Session
+from flowspec.runtime.session import RecoveryOptions, Session
+from flowspec.runtime.watching import Notes, watch_session
 from flowspec.validation import as_dict
+from flowspec.watch.detokenizer import as_numbers
+from flowspec.watch.recording import write_recording
 
+STARTING = "starting; loading the model takes a while"
+HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(/.+\.gguf)?", re.IGNORECASE)
+"""`owner/name`, or a GGUF file of it."""
 WAIT_TOLD_S = 1.0
 """That an answer had waited for a token when it was stopped."""
+
+
+def open_llm(
+    args: argparse.Namespace,
+    recovery_options: RecoveryOptions,
+    check: Callable[[ModelFiles], None] = lambda files: None,
+    *,
+    needs_text: bool = True,
+    also: Progress = lambda text, share: None,
+) -> LLM:
+    """Opens it, with a bar while the layers are loaded, or a line before where no terminal shows one; the
+    arguments are those of `LLM.opened`; `also` is told what the bar is."""
+    if not args.json:
+        for name in dict.fromkeys((args.model or BUNDLED, *joined(args.drafter))):
+            tell_of_hub(name)
+    model = args.model or BUNDLED
+    taken = taken_for(
+        decoding_options(args, args.method, joined(args.drafter), args.chain), model, args.cluster
+    )
+    if not args.json:
+        tell_of_drafters(taken, model)
+    is_begun = args.json or sys.stderr.isatty()
+    with loading_bar(quiet=args.json) as shown:
+
+        def progress(text: str, share: float) -> None:
+            nonlocal is_begun
+            if not is_begun:  # what can be wrong with the model was found before
+                is_begun = True
+                note(f"({STARTING})")
+            also(text, share)
+            shown(text, share)
+
+        return LLM.opened(
+            cluster_options(args, args.local or LOCAL),
+            taken.decoding,
+            recovery_options,
+            progress,
+            check,
+            needs_text=needs_text,
+        )
+
+
+def tell_of_drafters(taken: Taken, model: str) -> None:
+    """Says which drafter is taken where the user named none, or that none is used whom the user named, and on
+    a terminal which download would help."""
+    decoding = taken.decoding
+    if decoding.drafters not in ((), (NONE,)) and not find_method(decoding.method).drafts:
+        named = ",".join(decoding.drafters)
+        note(f"(--drafter {named} is not used: method {decoding.method} guesses nothing)")
+    if taken.drafter is not None:
+        note(f"(drafter {taken.drafter.name}, the best one that is here; --drafter {FALLBACK} does without)")
+    shape = taken.candidates.shape
+    if shape is None or not sys.stderr.isatty():
+        return
+    now = without_model(shape) if taken.drafter is None else taken.drafter.planned
+    if (better := best_download(taken.candidates, on_equal_devices(shape), now)) is not None:
+        found, gain = better
+        note(
+            f"(a drafter that is not here would make answers some {gain:.0%} faster, by formula on "
+            f"{BOARDS} {BOARD}: --drafter {found.name} downloads it; flowspec drafters {model} tells more)"
+        )
+
+
+def tell_of_hub(name: str) -> None:
+    """Says that a model must come from the hub, which may take long to answer, or to be given up."""
+    is_hub_id = HUB_ID.fullmatch(name) is not None and not os.path.exists(name)
+    if is_hub_id and not is_fetched("/".join(name.split("/")[:2])):
+        note(f"(asking the hub for {name}; it has half a minute to answer)")
 
 
 def from_head(stage: dict[str, Any]) -> str:
@@ -89,6 +180,46 @@ def ask(
         for piece in stream:
             show(piece.text if llm.tokenizer else "".join(f"{token} " for token in piece.token_ids))
         return stream.answer(), interruption.is_set()
+
+
+class NotRecordedError(InputError):
+    """The answer is there, but not its recording."""
+
+
+def check_recording(path: Path) -> None:
+    """Whether a recording can be written there, before anything is started."""
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        why = "is a folder" if path.is_dir() else "is in no folder that can be written"
+        raise InputError(f"expected a file for the recording, but {path} {why}")
+
+
+@contextlib.contextmanager
+def recorded(
+    session: Session, tokenizer: Tokenizer | None, path: Path | None, notes: Notes
+) -> Iterator[None]:
+    """Writes what the head does in the meantime, one answer, to a file, with what `notes` tell of devices;
+    nothing without one. Raises `NotRecordedError` after the answer."""
+    if path is None:
+        yield
+        return
+    watch = watch_session(session, as_numbers if tokenizer is None else tokenizer.decode, keeps=True)
+    watch.join(reads=False)
+    notes.watch = watch
+    try:
+        yield
+        watch.settle()
+        document = watch.recording()
+    finally:
+        notes.watch = None
+        watch.close()
+    if document is None:
+        raise NotRecordedError(
+            "nothing is recorded: the answer was too long for it, or was known before it began"
+        )
+    try:
+        write_recording(path, document)
+    except InputError as error:
+        raise NotRecordedError(str(error)) from None
 
 
 def drafter_lines(session: Session) -> list[str]:

@@ -18,20 +18,27 @@ from rich.markup import escape
 from rich.table import Table
 
 from flowspec.cli import resume, statistics
-from flowspec.cli.answer import ask, drafter_lines, figures, forecast_told, from_head, record
-from flowspec.cli.child_lines import child_lines_noted
+from flowspec.cli.answer import (
+    NotRecordedError,
+    ask,
+    check_recording,
+    drafter_lines,
+    figures,
+    forecast_told,
+    from_head,
+    open_llm,
+    record,
+    recorded,
+)
 from flowspec.cli.console import PlainConsole
-from flowspec.cli.opening import open_llm
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
     add_sampling_arguments,
     sampling_params,
 )
-from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.streaming import answer_shown
-from flowspec.cli.terminal import TypedInterrupt, note, terminal_size
-from flowspec.cli.visible import visible
+from flowspec.cli.terminal import TypedInterrupt, note, terminal_size, visible
 from flowspec.core.cluster.membership import WAITING
 from flowspec.core.protocol.messages import HOP_SECONDS
 from flowspec.errors import ClusterError, InputError, PeerError, counted
@@ -191,7 +198,7 @@ def typed_lines(args: argparse.Namespace) -> Iterator[Callable[[], str]]:
 
     history = None if args.no_journal else state_folder() / "history"
     takes = {name: each for name, (each, _) in COMMANDS.items()}
-    with child_lines_noted(), line_editor(PROMPT, takes, history) as read:
+    with line_editor(PROMPT, takes, history) as read:
         yield read
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -20,11 +21,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from flowspec.cli.terminal import broken_for, note
-from flowspec.cli.visible import visible
+from flowspec.cli.terminal import broken_for, note, visible
 from flowspec.runtime.pipeline_connections import Progress as ProgressCall
 
-STARTING = "starting; loading the model takes a while"
 LINE_EVERY_S = 15.0
 """For so long nothing more is told in lines, ..."""
 LINES_APART_S = 2.0
@@ -49,80 +48,55 @@ class PlainConsole(Console):
         super().print(Text(broken_for(self.file, text), style=style), soft_wrap=True)
 
 
-class Waiting:
-    """Who is waited for, as while a model is loaded: whatever does something and is not ready. Knows no
-    clock."""
-
-    def __init__(self, began_s: float, what: str = "loading") -> None:
-        self._what = what
-        self.doing: dict[str, tuple[str, float]] = {}
-        self._began_s = self._told_s = began_s
-        self._told: list[str] = []
-
-    def take(self, text: str, share: float) -> None:
-        """As a `Progress`."""
-        device = text.rpartition(":")[0]
-        if share < 1:
-            self.doing[device] = text, share
-        else:
-            self.doing.pop(device, None)
-
-    def line(self, now_s: float) -> str:
-        """What is to be told now where no bar shows it, or nothing: after a while each step, and now and
-        then that it goes on."""
-        texts = [text for text, _ in self.doing.values()]
-        since_s = now_s - self._told_s
-        is_new = texts != self._told and since_s >= LINES_APART_S
-        if now_s - self._began_s < LINE_EVERY_S or not (is_new or since_s >= LINE_EVERY_S):
-            return ""
-        self._told_s, self._told = now_s, texts
-        shown = [f"{text}{f' {share:.0%}' if share else ''}" for text, share in self.doing.values()]
-        more = [f"and {len(shown) - SHOWN_MAX} more"] if len(shown) > SHOWN_MAX else []
-        who = "; ".join([*shown[:SHOWN_MAX], *more]) or NOBODY
-        return f"(still {self._what} after {now_s - self._began_s:.0f} s: {who})"
+def _take(doing: dict[str, tuple[str, float]], text: str, share: float) -> None:
+    """Writes down what a device does, in the form of a `Progress`, until it is ready."""
+    device = text.rpartition(":")[0]
+    if share < 1:
+        doing[device] = text, share
+    else:
+        doing.pop(device, None)
 
 
 @contextlib.contextmanager
-def _lines(what: str, before: Callable[[], None] = lambda: None) -> Iterator[ProgressCall]:
-    """Tells in lines who is waited for, by a thread of its own, and calls `before` first."""
-    waiting, lock, over = Waiting(time.monotonic(), what), threading.Lock(), threading.Event()
+def _lines(what: str) -> Iterator[ProgressCall]:
+    """Tells in lines who is waited for: after a while each step, and now and then that it goes on."""
+    doing: dict[str, tuple[str, float]] = {}
+    over = threading.Event()
 
     def watch() -> None:
+        began_s = told_s = time.monotonic()
+        told: list[str] = []
         while not over.wait(LOOK_S):
-            with lock:
-                line = waiting.line(time.monotonic())
-            if line:
-                before()
-                note(line)
-
-    def take(text: str, share: float) -> None:
-        with lock:
-            waiting.take(text, share)
+            now_s, now = time.monotonic(), list(doing.values())
+            texts = [text for text, _ in now]
+            is_step = texts != told and now_s - told_s >= LINES_APART_S
+            if now_s - began_s < LINE_EVERY_S or not (is_step or now_s - told_s >= LINE_EVERY_S):
+                continue
+            told_s, told = now_s, texts
+            shown = [f"{text}{f' {share:.0%}' if share else ''}" for text, share in now]
+            more = [f"and {len(shown) - SHOWN_MAX} more"] if len(shown) > SHOWN_MAX else []
+            who = "; ".join([*shown[:SHOWN_MAX], *more]) or NOBODY
+            note(f"(still {what} after {now_s - began_s:.0f} s: {who})")
 
     thread = threading.Thread(target=watch, name="what is waited for", daemon=True)
     thread.start()
     try:
-        yield take
+        yield partial(_take, doing)
     finally:
         over.set()
         thread.join()
 
 
 @contextlib.contextmanager
-def loading_bar(
-    *, quiet: bool, is_logged: bool = False, before: Callable[[], None] = lambda: None
-) -> Iterator[ProgressCall]:
+def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
     """Shows who is waited for, and how far they have come with their layers, on standard error: by bars on a
-    terminal, elsewhere in lines, after one that it begins if it `is_logged`, and after what `before` tells.
-    """
+    terminal, elsewhere in lines."""
     console = Console(stderr=True)
     if quiet:
         yield lambda text, share: None
         return
     if not console.is_terminal:
-        if is_logged:
-            note(f"({STARTING})")
-        with _lines("loading", before) as take:
+        with _lines("loading") as take:
             yield take
         return
     columns = (
@@ -131,30 +105,24 @@ def loading_bar(
         TaskProgressColumn(),
         TimeElapsedColumn(),
     )
+    doing: dict[str, tuple[str, float]] = {}
+    tasks: dict[str, TaskID] = {}
+    lock = threading.Lock()
     with Progress(*columns, console=console, transient=True) as bar:
-        waiting, lock, over = Waiting(time.monotonic()), threading.Lock(), threading.Event()
-        tasks: dict[str, TaskID] = {}
-
-        def draw() -> None:
-            shown = dict(waiting.doing.values()) or {NOBODY: 0.0}
-            for text in tasks.keys() - shown.keys():
-                bar.remove_task(tasks.pop(text))
-            for text, share in shown.items():
-                if text not in tasks:  # with a clock of its own: each step begins anew
-                    tasks[text] = bar.add_task(text, total=None)
-                bar.update(tasks[text], total=1.0 if share else None, completed=share)
 
         def show(text: str, share: float) -> None:
             with lock:
-                waiting.take(text, share)
-                if not over.is_set():
-                    draw()
+                _take(doing, text, share)
+                shown = dict(doing.values()) or {NOBODY: 0.0}
+                for text in tasks.keys() - shown.keys():
+                    bar.remove_task(tasks.pop(text))
+                for text, share in shown.items():
+                    if text not in tasks:  # with a clock of its own: each step begins anew
+                        tasks[text] = bar.add_task(text, total=None)
+                    bar.update(tasks[text], total=1.0 if share else None, completed=share)
 
-        draw()
-        try:
-            yield show
-        finally:
-            over.set()
+        show("", 1.0)
+        yield show
 
 
 @contextlib.contextmanager

@@ -15,8 +15,19 @@ from pathlib import Path
 
 from flowspec.bench.cases import read_prompts
 from flowspec.cli import batch, resume, statistics
-from flowspec.cli.answer import ask, drafter_lines, figures, forecast_told, from_head, record, text_of
-from flowspec.cli.opening import open_llm
+from flowspec.cli.answer import (
+    NotRecordedError,
+    ask,
+    check_recording,
+    drafter_lines,
+    figures,
+    forecast_told,
+    from_head,
+    open_llm,
+    record,
+    recorded,
+    text_of,
+)
 from flowspec.cli.options import (
     add_decoding_arguments,
     add_model_arguments,
@@ -26,7 +37,6 @@ from flowspec.cli.options import (
     sampling_params,
 )
 from flowspec.cli.parser import Rare
-from flowspec.cli.recorded import NotRecordedError, check_recording, recorded
 from flowspec.cli.streaming import answer_shown
 from flowspec.cli.terminal import note
 from flowspec.core.head.head import too_long

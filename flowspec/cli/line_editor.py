@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import termios
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
@@ -30,11 +31,13 @@ from prompt_toolkit.patch_stdout import StdoutProxy
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
-from flowspec.cli.streaming import told_above
-from flowspec.cli.terminal import TypedInterrupt, note, terminal_size
+from flowspec.cli.streaming import errors_to
+from flowspec.cli.terminal import TypedInterrupt, note
 from flowspec.folders import OWN_BYTES_MAX, read_regular
 
 HISTORY_BYTES_MAX = 1 << 20
+CHILDREN_END_S = 2.0
+"""So long a process that is started here may still write after the end."""
 
 
 class PrivateHistory(FileHistory):
@@ -120,7 +123,40 @@ def line_editor(
 
     It raises `EOFError` after Ctrl-D, `TypedInterrupt` after Ctrl-C. `commands` has what each takes.
     """
-    with _chat_output() as output, _unechoed() as hide, _typed_interrupts():
+    output = Vt100_Output.from_pty(sys.stdout, term=os.environ.get("TERM"))
+    output.enable_cpr = False  # where the cursor is: nothing here needs it, and not all terminals answer
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    quiet = termios.tcgetattr(descriptor)
+    quiet[0] &= ~termios.ICRNL  # Enter stays what it is to who reads it
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise TypedInterrupt
+
+    def between_prompts() -> None:
+        """Hides what is typed, and has the terminal mark what is pasted, which may be during an answer."""
+        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
+        mark_pastes(output.enable_bracketed_paste)
+
+    def mark_pastes(change: Callable[[], None]) -> None:
+        if not is_dumb_terminal():
+            change()
+            output.flush()
+
+    def read() -> str:
+        try:
+            with StdoutProxy() as above, errors_to(above):
+                return session.prompt()
+        finally:
+            between_prompts()
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(child_lines_noted())
+        stack.callback(mark_pastes, output.disable_bracketed_paste)
+        stack.callback(termios.tcsetattr, descriptor, termios.TCSAFLUSH, before)
+        between_prompts()
+        stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, interrupt))
         session: PromptSession[str] = PromptSession(
             prompt,
             multiline=True,
@@ -134,71 +170,34 @@ def line_editor(
             interrupt_exception=TypedInterrupt,
             output=output,
         )
-
-        def read() -> str:
-            try:
-                with StdoutProxy() as above, told_above(above.write, terminal_size):
-                    return session.prompt()
-            finally:
-                hide()
-
         yield read
 
 
-class ChatOutput(Vt100_Output):
-    """Has the terminal mark what is pasted between the prompts, too: it may be pasted during an answer."""
-
-    def disable_bracketed_paste(self) -> None:
-        pass
-
-    def close(self) -> None:
-        super().disable_bracketed_paste()
-        self.flush()
-
-
 @contextlib.contextmanager
-def _chat_output() -> Iterator[ChatOutput | None]:
-    """None for a terminal that knows no control sequences."""
-    if is_dumb_terminal():
-        yield None
-        return
-    output = ChatOutput.from_pty(sys.stdout, term=os.environ.get("TERM"))
-    assert isinstance(output, ChatOutput)
-    output.enable_cpr = False  # where the cursor is: nothing here needs it, and not all terminals answer
-    with contextlib.closing(output):
-        output.enable_bracketed_paste()
-        output.flush()
-        yield output
-
-
-@contextlib.contextmanager
-def _typed_interrupts() -> Iterator[None]:
-    """Tells Ctrl-C from other signals that end a command."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise TypedInterrupt
-
-    before = signal.signal(signal.SIGINT, interrupt)
-    try:
+def child_lines_noted() -> Iterator[None]:
+    """Passes on line by line what processes write that are started meanwhile, if standard error is a
+    terminal: it stands where this process's own notes do, and not in the middle of what is drawn."""
+    before = sys.stderr
+    if not before.isatty():
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+        return
+    descriptor = before.fileno()
+    terminal = os.dup(descriptor)
+    reading, writing = os.pipe()
+    os.dup2(writing, descriptor)
+    os.close(writing)
 
+    def pass_on() -> None:
+        with open(reading, encoding="utf-8", errors="backslashreplace") as lines:
+            for line in lines:
+                note(line.rstrip("\n"))
 
-@contextlib.contextmanager
-def _unechoed() -> Iterator[Callable[[], None]]:
-    """Hides what is typed, now and whenever the function is called that it gives."""
-    descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
-    quiet = termios.tcgetattr(descriptor)
-    quiet[0] &= ~termios.ICRNL  # Enter stays what it is to who reads it
-    quiet[3] &= ~(termios.ECHO | termios.ICANON)
-
-    def hide() -> None:
-        termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
-
-    try:
-        hide()
-        yield hide
-    finally:
-        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
+    passing = threading.Thread(target=pass_on, name="lines of children", daemon=True)
+    with open(terminal, "w", buffering=1, encoding=before.encoding, errors=before.errors) as sys.stderr:
+        passing.start()
+        try:
+            yield
+        finally:
+            os.dup2(terminal, descriptor)
+            passing.join(CHILDREN_END_S)
+            sys.stderr = before

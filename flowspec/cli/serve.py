@@ -17,7 +17,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from flowspec.cli.opening import open_llm
+from flowspec.cli.answer import open_llm
 from flowspec.cli.options import (
     UNTIL_ITS_END,
     add_decoding_arguments,
@@ -236,7 +236,7 @@ def run(args: argparse.Namespace) -> int:
 
         try:
             with loading_server(bound, loading, access, has_page=not args.no_live):
-                llm = stack.enter_context(open_llm(args, recovery_options, is_logged=True, also=progress))
+                llm = stack.enter_context(open_llm(args, recovery_options, also=progress))
         except KeyboardInterrupt:
             stopped()
             return 0  # a server that was stopped, as it is later

@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from flowspec.cli.visible import visible
+from flowspec.cli.terminal import visible
 from flowspec.core.head.hop_sums import DEAD, reported
 from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS
 from flowspec.errors import counted

@@ -5,30 +5,27 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from os import terminal_size
-from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 
-from flowspec.cli.terminal import broken, end_line, fit_for, show
+from flowspec.cli.terminal import end_line, fit_for, show
 from flowspec.cli.terminal import terminal_size as current_size
 
 EVERY_S = 0.25
 ROWS_MIN = 6
 """A lower terminal has no room for a live line."""
 TAB = "    "
-BELOW = "\x1bD\x1b[1A"
-"""A line down (the screen scrolls where there is none below) and up again: column and text stay."""
-SAVE, RESTORE = "\x1b7", "\x1b8"
-DOWN = "\x1b[1B\r"
 CLEAR_BELOW = "\x1b[J"
-CUT, FOLD = "\x1b[?7l", "\x1b[?7h"
-"""What a line does that is longer than the terminal is by now."""
-DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+BELOW = "\x1bD\x1b[1A\x1b7\x1b[1B\r{}\x1b8"
+"""Something on the line below (the screen scrolls where there is none): column and text stay."""
+LIVE = "\x1b[?7l\x1b[2m{}\x1b[0m\x1b[?7h"
+"""A dim line, cut off where the terminal is narrower by now."""
 
 
 class WordWrap:
@@ -40,50 +37,47 @@ class WordWrap:
     def __init__(self, width: int) -> None:
         self.width = width
         self.line = ""
-        self._word = ""
-        self._gap = ""
+        self._held = ""
+        """White space, and the beginning of a word."""
 
-    def push(self, text: str) -> str:
-        out = []
-        for character in text:
-            if character.isspace():
-                out.append(self._place())
-                self._gap += character
+    def push(self, text: str, *, is_last: bool = False) -> str:
+        """White space at the end is dropped."""
+        out = gap = ""
+        parts = [part for part in re.findall(r"\s+|\S+", self._held + text) for part in self._fitting(part)]
+        last = parts.pop() if parts and not parts[-1].isspace() and not is_last else ""
+        for part in parts:
+            if part.isspace():
+                gap = part
             else:
-                out.append(self._break_gap())
-                if cell_len(self._word + character) > self.width:
-                    out.append(self._place())
-                self._word += character
-        return "".join(out)
-
-    def finish(self) -> str:
-        """The last word; white space at the end is dropped."""
-        return self._place()
+                out += self._place(gap, part)
+                gap = ""
+        self._held = gap + last
+        return out
 
     def break_line(self) -> None:
         """What comes next stands at the beginning of a line, behind a line end that somebody else prints."""
         self.line = ""
-        self._gap = self._gap.lstrip(" ")
+        self._held = self._held.lstrip(" ")
 
-    def _break_gap(self) -> str:
-        """White space before a word: line ends are kept, and the rest waits for the word's length."""
-        lines, newline, spaces = self._gap.rpartition("\n")
-        if not newline:
-            return ""
-        self._gap, self.line = spaces, ""
-        return lines + newline
+    def _fitting(self, part: str) -> list[str]:
+        """White space, or a word in pieces that fit a line."""
+        pieces = [""]
+        for character in part:
+            if pieces[-1] and not part.isspace() and cell_len(pieces[-1] + character) > self.width:
+                pieces.append("")
+            pieces[-1] += character
+        return pieces
 
-    def _place(self) -> str:
-        if not self._word:
-            return ""
-        placed = self._gap + self._word
-        if cell_len(self.line + placed) <= self.width:
-            self.line += placed
-        else:
-            placed = "\n" + self._word if self.line else self._word
-            self.line = self._word
-        self._word, self._gap = "", ""
-        return placed
+    def _place(self, gap: str, word: str) -> str:
+        """A word behind white space, of which line ends stay, and blanks where the line goes on."""
+        lines, newline, blanks = gap.rpartition("\n")
+        if newline:
+            self.line = ""
+        if cell_len(self.line + blanks + word) > self.width:
+            blanks = "\n" if self.line else ""
+            self.line = ""
+        self.line += blanks.lstrip("\n") + word
+        return lines + newline + blanks + word
 
 
 class AnswerView:
@@ -113,33 +107,30 @@ class AnswerView:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Takes the live line away; the cursor stands below the text."""
         self._stop.set()
         if self._live is not None:
             self._thread.join()
         with self._lock:
-            self._write(self._cleared() + self._wrap.finish() + ("\n" if self._wrap.line else ""))
+            self._write(self._wrap.push("", is_last=True) + ("\n" if self._wrap.line else ""))
 
     def show(self, text: str) -> None:
         """Goes on with the text."""
         with self._lock:
             self._wrap.width = self._width()
             if placed := self._wrap.push(text.replace("\t", TAB)):
-                self._write(self._cleared() + placed + self._drawn())
+                self._write(placed)
 
     def above(self, lines: str) -> None:
         """Prints whole lines above the one on which the text stands."""
         with self._lock:
             line = self._wrap.line
             if cell_len(line) <= self._width():
-                begin = f"\r{CLEAR_BELOW}"
+                self._write(f"\r{CLEAR_BELOW}{lines}{line}")
             else:  # the terminal is narrower now: that line may stand on several rows
-                begin, line = "\n", ""
                 self._wrap.break_line()
-            self._write(self._cleared() + begin + lines + line + self._drawn())
+                self._write(f"\n{lines}")
 
     def _width(self) -> int:
         """Without the last column: a cursor behind it is not the same for all terminals."""
@@ -148,31 +139,26 @@ class AnswerView:
     def _run(self) -> None:
         while not self._stop.wait(EVERY_S):
             with self._lock:
-                self._write(self._cleared() + self._drawn())
-
-    def _cleared(self) -> str:
-        text = f"{BELOW}{SAVE}{DOWN}{CLEAR_BELOW}{RESTORE}" if self._is_drawn else ""
-        self._is_drawn = False
-        return text
-
-    def _drawn(self) -> str:
-        if self._live is None or self._stop.is_set() or self._size().lines < ROWS_MIN:
-            return ""
-        self._is_drawn = True
-        return f"{BELOW}{SAVE}{DOWN}{CUT}{DIM}{self._live()}{PLAIN}{FOLD}{RESTORE}"
+                self._write("")
 
     def _write(self, text: str) -> None:
-        if text:
-            self._stream.write(text)
-            self._stream.flush()
+        """Writes text in the place of the live line, and that below it."""
+        if self._is_drawn:
+            text = BELOW.format(CLEAR_BELOW) + text
+        has_room = not self._stop.is_set() and self._size().lines >= ROWS_MIN
+        live = self._live() if self._live is not None and has_room else None
+        if live is not None:
+            text += BELOW.format(LIVE.format(live))
+        self._is_drawn = live is not None
+        self._stream.write(text)
+        self._stream.flush()
 
 
 class LinesAbove(io.TextIOBase):
-    """In the place of a stream that is a terminal: hands on whole lines, broken between words."""
+    """In the place of standard error: hands on whole lines."""
 
-    def __init__(self, write: Callable[[str], object], size: Callable[[], terminal_size]) -> None:
-        self._hand_on = write
-        self._size = size
+    def __init__(self, hand_on: Callable[[str], object]) -> None:
+        self._hand_on = hand_on
         self._begun = ""
         self._lock = threading.Lock()
 
@@ -181,10 +167,9 @@ class LinesAbove(io.TextIOBase):
 
     def write(self, text: str) -> int:
         with self._lock:
-            whole, newline, self._begun = (self._begun + text).rpartition("\n")
-            lines = whole.split("\n") if newline else []
-        if lines:
-            self._hand_on("".join(broken(line, self._size().columns - 1) + "\n" for line in lines))
+            lines, newline, self._begun = (self._begun + text).rpartition("\n")
+        if newline:
+            self._hand_on(lines + newline)
         return len(text)
 
 
@@ -193,10 +178,7 @@ def answer_shown(live: Callable[[], str] | None = None) -> Iterator[Callable[[st
     """Gives what shows a piece of an answer on standard output: in a terminal its words are whole, with
     `live()` under them, and a pipe gets the text as it is. When it has ended, the cursor is below it."""
     if sys.stdout.isatty():
-        with (
-            AnswerView(sys.stdout, current_size, live) as view,
-            told_above(view.above, current_size),
-        ):
+        with AnswerView(sys.stdout, current_size, live) as view, errors_to(LinesAbove(view.above)):
             yield lambda text: view.show(fit_for(sys.stdout, text))
         return
     try:
@@ -207,10 +189,6 @@ def answer_shown(live: Callable[[], str] | None = None) -> Iterator[Callable[[st
     show("\n")
 
 
-def told_above(
-    write: Callable[[str], object], size: Callable[[], terminal_size]
-) -> contextlib.AbstractContextManager[object]:
-    """Has lines on standard error go to `write`, if that is a terminal: then it is the one with the text."""
-    if not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    return contextlib.redirect_stderr(LinesAbove(write, size))
+def errors_to(stream: Any) -> contextlib.AbstractContextManager[object]:
+    """Has standard error go to a stream, if it is a terminal: then it is the one with the text."""
+    return contextlib.redirect_stderr(stream) if sys.stderr.isatty() else contextlib.nullcontext()

@@ -9,16 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import sys
-from collections.abc import Iterator
 from typing import IO
-
-from flowspec.cli.visible import visible
 
 WORDS_BEHIND = {"flowspec": 1, "launch/": 1, "pip": 2, "sudo": 2}
 """How a command to copy begins, and how many words belong to it in any case."""
 ENDS = (",", ";", ":", ")")
 """What a command to copy does not end with: behind it the sentence goes on."""
+CONTROL = re.compile("(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""All of C0 but tabs and ends of lines, DEL, C1, and what changes the direction of text."""
 
 
 class TypedInterrupt(KeyboardInterrupt):
@@ -29,6 +29,12 @@ def terminal_size() -> os.terminal_size:
     """Of the terminal that standard output is, as it is now: `COLUMNS` does not follow a resize."""
     found = os.get_terminal_size(sys.stdout.fileno())
     return os.terminal_size((found.columns or 80, found.lines or 24))
+
+
+def visible(text: str) -> str:
+    """Text with its control characters as they are written in Python, `\\x1b` for an escape: a model's text,
+    another device's error or a journal may hold what sets the clipboard, or moves the cursor."""
+    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def fit_for(stream: IO[str], text: str) -> str:
@@ -94,51 +100,45 @@ def _columns(stream: IO[str]) -> int:
 def broken(text: str, width: int) -> str:
     """Lines that fit, the rest of each indented: broken between words, but not inside a command to copy, nor
     in a word that is longer, as a path may be."""
-    return "\n".join(_broken_line(line, width) for line in text.split("\n"))
-
-
-def _broken_line(line: str, width: int) -> str:
     from rich.cells import cell_len  # only here: a daemon has no other use for it
 
-    if cell_len(line) <= width:
-        return line
-    indent = line[: len(line) - len(line.lstrip())]
-    lines: list[str] = []
-    begun = ""
-    for unit in _units(line.split()):
-        if not begun:
-            begun = indent + unit
-        elif cell_len(begun) + 1 + cell_len(unit) <= width:
-            begun += f" {unit}"
-        else:
-            lines.append(begun)
-            begun = f"{indent}  {unit}"
-    return "\n".join([*lines, begun])
+    out: list[str] = []
+    for line in text.split("\n"):
+        if cell_len(line) <= width:
+            out.append(line)
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        first, *units = _units(line.split()) or [""]
+        out.append(indent + first)
+        for unit in units:
+            if cell_len(f"{out[-1]} {unit}") <= width:
+                out[-1] += f" {unit}"
+            else:
+                out.append(f"{indent}  {unit}")
+    return "\n".join(out)
 
 
-def _units(words: list[str]) -> Iterator[str]:
+def _units(words: list[str]) -> list[str]:
     """Words, and commands to copy in one piece."""
-    at = 0
-    while at < len(words):
-        end = at + 1
-        sure = _words_behind(words[at].lstrip("(`'\""))
-        while sure is not None and end < len(words) and not words[end - 1].endswith(ENDS):
-            is_quoted = " ".join(words[at:end]).count('"') % 2
-            if end - at > sure and not is_quoted and not _is_argument(words[end], words[end - 1]):
-                break
-            end += 1
-        yield " ".join(words[at:end])
-        at = end
+    units: list[list[str]] = []
+    for word in words:
+        if units and _goes_on(units[-1], word):
+            units[-1].append(word)
+        else:
+            units.append([word])
+    return [" ".join(unit) for unit in units]
 
 
-def _words_behind(word: str) -> int | None:
-    """How many more words a command has for sure that begins with this one; None: no command does."""
-    return WORDS_BEHIND.get("launch/" if word.startswith("launch/") else word)
-
-
-def _is_argument(word: str, before: str) -> bool:
-    """Whether a word belongs to the command that stands before it: a flag, its value, a file's name."""
-    return word.startswith(("-", "'", '"')) or before.startswith("-") or "/" in word or "." in word[:-1]
+def _goes_on(unit: list[str], word: str) -> bool:
+    """Whether a unit is a command, and the word belongs to it: a flag, its value, a quoted text, a file."""
+    name, before = unit[0].lstrip("(`'\""), unit[-1]
+    behind = WORDS_BEHIND.get("launch/" if name.startswith("launch/") else name)
+    if behind is None or before.endswith(ENDS):
+        return False
+    is_argument = (
+        before.startswith("-") or word.startswith(("-", "'", '"')) or "/" in word or "." in word[:-1]
+    )
+    return is_argument or len(unit) <= behind or " ".join(unit).count('"') % 2 == 1
 
 
 class LogHandler(logging.Handler):

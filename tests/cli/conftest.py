@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from flowspec.cli import opening
+from flowspec.cli import answer
 from flowspec.cli.main import main
 from flowspec.llm import LLM
 from flowspec.model.files import ModelFiles
@@ -85,4 +85,4 @@ def shared(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
             )
         return contextlib.nullcontext(llms[key])
 
-    monkeypatch.setattr(opening, "LLM", SimpleNamespace(opened=open_shared))
+    monkeypatch.setattr(answer, "LLM", SimpleNamespace(opened=open_shared))

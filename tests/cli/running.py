@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from flowspec.cli.console import STARTING
+from flowspec.cli.answer import STARTING
 from tests import warm
 
 FLOWSPEC = [sys.executable, "-m", "flowspec.cli.main"]

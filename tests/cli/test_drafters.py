@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load, save
 
-from flowspec.cli import opening
+from flowspec.cli import answer
 from flowspec.draft.choosing import BOARD
 from flowspec.model.files import BUNDLED, DEMO_FOLDER
 from flowspec.plan.memory import mib
@@ -96,12 +96,12 @@ def test_a_download_is_told_of_on_a_terminal_only(
 ) -> None:
     shutil.move(known_model, known := str(Path(known_model).with_name("Qwen3-4B")))
     told: list[str] = []
-    monkeypatch.setattr(opening, "note", told.append)
+    monkeypatch.setattr(answer, "note", told.append)
     taken = taken_for(Decoding(), known, None)
-    opening.tell_of_drafters(taken, known)
+    answer.tell_of_drafters(taken, known)
     assert told == []
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
-    opening.tell_of_drafters(taken, known)
+    answer.tell_of_drafters(taken, known)
     (line,) = told
     assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it; " in line
     assert f"flowspec drafters {known} tells more" in line
@@ -109,10 +109,10 @@ def test_a_download_is_told_of_on_a_terminal_only(
 
 def test_named_drafters_that_are_not_used_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr(opening, "note", told.append)
+    monkeypatch.setattr(answer, "note", told.append)
     for drafters, method in ((("bundled", "ngram"), "ar"), (("none",), "ar"), (("bundled",), "continuous")):
         taken = taken_for(Decoding(method=method, drafters=drafters), BUNDLED, None)
-        opening.tell_of_drafters(taken, BUNDLED)
+        answer.tell_of_drafters(taken, BUNDLED)
     assert told == ["(--drafter bundled,ngram is not used: method ar guesses nothing)"]
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from flowspec.cli import streaming
-from flowspec.cli.streaming import AnswerView, LinesAbove, WordWrap, told_above
+from flowspec.cli.streaming import AnswerView, LinesAbove, WordWrap, errors_to
 from tests.cli.terminal import Terminal
 
 WORDS = ["a", "word", "x" * 30, "\n", "\n\n", " ", "longer-word"]
@@ -24,7 +24,7 @@ SIZES = [(20, 6), (30, 9), (12, 5), (60, 12), (25, 3)]
 
 def wrapped(pieces: list[str], width: int) -> str:
     wrap = WordWrap(width)
-    return "".join([*(wrap.push(piece) for piece in pieces), wrap.finish()])
+    return "".join([*(wrap.push(piece) for piece in pieces), wrap.push("", is_last=True)])
 
 
 def test_words_stay_whole_and_letters_count_as_wide_as_they_are() -> None:
@@ -127,11 +127,11 @@ def test_what_comes_after_a_note_begins_no_line_with_a_blank() -> None:
 
 def test_standard_error_is_handed_on_in_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
-    above = LinesAbove(found.append, lambda: terminal_size((11, 5)))
+    above = LinesAbove(found.append)
     print("one two three", "four", file=above, flush=True)
     above.write("half")
-    assert found == ["one two\n  three\n  four\n"]
+    assert found == ["one two three four\n"]
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    with told_above(found.append, lambda: terminal_size((11, 5))):
+    with errors_to(above):
         print("to a file", file=sys.stderr)
     assert len(found) == 1
