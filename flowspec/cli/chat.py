@@ -359,25 +359,18 @@ class Chat:
     def command(self, line: str) -> bool:
         """Runs a slash command; False ends the chat."""
         name, _, rest = line.partition(" ")
-        actions: dict[str, Callable[[str], None]] = {
-            "/help": lambda text: self.console.print(HELP, markup=False),
-            "/reset": self.reset,
-            "/system": self.set_system,
-            "/stats": self.show_stats,
-            "/save": self.save,
-            "/watch": self.toggle_watch,
-            "/record": self.record,
-        }
         if name in ("/quit", "/exit"):
             return False
-        action = actions.get(name)
-        if action is None:
-            self.console.print(f"[red]no command {escape(name)}; /help lists them[/]")
+        if name in COMMANDS:
+            getattr(self, f"do_{name[1:]}")(rest.strip())
         else:
-            action(rest.strip())
+            self.console.print(f"[red]no command {escape(name)}; /help lists them[/]")
         return True
 
-    def reset(self, text: str = "") -> None:
+    def do_help(self, text: str) -> None:
+        self.console.print(HELP, markup=False)
+
+    def do_reset(self, text: str) -> None:
         self.messages.clear()
         self.last = None
         self.journal.close()
@@ -387,11 +380,11 @@ class Chat:
             self.request = head.new_request()
         self.console.print("(a new dialogue)")
 
-    def set_system(self, text: str) -> None:
+    def do_system(self, text: str) -> None:
         self.system = text
         self.console.print("(system text set)" if text else "(system text removed)")
 
-    def save(self, text: str) -> None:
+    def do_save(self, text: str) -> None:
         if not text:
             self.console.print("[red]expected a file: /save dialogue.json[/]")
             return
@@ -406,7 +399,7 @@ class Chat:
             return
         self.console.message(f"(saved {counted(len(self.messages), 'message')} to {text})")
 
-    def toggle_watch(self, text: str) -> None:
+    def do_watch(self, text: str) -> None:
         if self.is_json or not self.console.is_terminal:
             self.console.print("(/watch draws in a terminal, which this output is not; nothing is shown)")
             return
@@ -417,7 +410,7 @@ class Chat:
         state = f"on; {LEGEND}" if self.is_watching else "off"
         self.console.message(f"(a live line under answers: {state})")
 
-    def record(self, text: str) -> None:
+    def do_record(self, text: str) -> None:
         """The next answer is recorded."""
         if not text:
             self.console.print("[red]expected a file: /record answer.json[/]")
@@ -481,28 +474,24 @@ class Chat:
 
     @contextlib.contextmanager
     def shown(self, session: Session) -> Iterator[Callable[[str], None]]:
-        """Gives what shows a piece of an answer; when it has ended, the cursor is below it."""
+        """Gives what shows a piece of an answer, over a live line if one is wanted; when it has ended, the
+        cursor is below it."""
         if self.is_json:
             yield lambda text: None
-        else:
-            with self.watching(session) as live, answer_shown(live) as piece:
-                yield piece
-
-    @contextlib.contextmanager
-    def watching(self, session: Session) -> Iterator[Callable[[], str] | None]:
-        """Gives what tells how it goes, for a live line, if one is wanted."""
-        if not self.is_watching:
-            yield None
             return
-        watch = watch_session(session, self.tokenizer.decode)
-        watch.join(reads=False)
-        levels = BARS if self.console.encoding.lower().startswith("utf") else DIGITS
-        try:
-            yield lambda: live_line(watch.present, levels)[: terminal_size().columns - 1]
-        finally:
-            watch.close()
+        live = None
+        with contextlib.ExitStack() as stack:
+            if self.is_watching:
+                watch = stack.enter_context(contextlib.closing(watch_session(session, self.tokenizer.decode)))
+                watch.join(reads=False)
+                levels = BARS if self.console.encoding.lower().startswith("utf") else DIGITS
 
-    def show_stats(self, text: str = "") -> None:
+                def live() -> str:
+                    return live_line(watch.present, levels)[: terminal_size().columns - 1]
+
+            yield stack.enter_context(answer_shown(live))
+
+    def do_stats(self, text: str) -> None:
         if text not in ("", "all"):
             self.console.message(f"expected /stats or /stats all, got {text:.40}", "red")
             return

@@ -6,19 +6,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from functools import partial
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
+from rich.live import Live
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress_bar import ProgressBar
+from rich.table import Table
 from rich.text import Text
 
 from flowspec.cli.terminal import broken_for, note, visible
@@ -48,40 +43,59 @@ class PlainConsole(Console):
         super().print(Text(broken_for(self.file, text), style=style), soft_wrap=True)
 
 
-def _take(doing: dict[str, tuple[str, float]], text: str, share: float) -> None:
-    """Writes down what a device does, in the form of a `Progress`, until it is ready."""
-    device = text.rpartition(":")[0]
-    if share < 1:
-        doing[device] = text, share
-    else:
-        doing.pop(device, None)
+class Waiting:
+    """Who is waited for, as a `Progress`: by device what it does, how far it is with that, and since when."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, tuple[str, float, float]] = {}
+        self(NOBODY, 0.0)
+
+    def __call__(self, text: str, share: float) -> None:
+        device = text.rpartition(":")[0] or text
+        if share < 1:
+            before, _, since_s = self.steps.get(device, ("", 0.0, 0.0))
+            self.steps[device] = text, share, since_s if before == text else time.monotonic()
+        else:
+            self.steps.pop(device, None)
+        if len(self.steps) > 1:
+            self.steps.pop(NOBODY, None)
+        elif not self.steps:
+            self(NOBODY, 0.0)
+
+    def rows(self) -> Table:
+        """A bar for each."""
+        table = Table.grid(padding=(0, 1))
+        for text, share, since_s in list(self.steps.values()):
+            bar = ProgressBar(total=1.0 if share else None, completed=share, width=BAR_CELLS)
+            percent = Text(f"{share:>4.0%}" if share else "", "progress.percentage")
+            since = timedelta(seconds=int(time.monotonic() - since_s))
+            table.add_row(Text(text), bar, percent, Text(str(since), "progress.elapsed"))
+        return table
 
 
 @contextlib.contextmanager
-def _lines(what: str) -> Iterator[ProgressCall]:
+def _lines(what: str) -> Iterator[Waiting]:
     """Tells in lines who is waited for: after a while each step, and now and then that it goes on."""
-    doing: dict[str, tuple[str, float]] = {}
-    over = threading.Event()
+    waiting, over = Waiting(), threading.Event()
 
     def watch() -> None:
         began_s = told_s = time.monotonic()
         told: list[str] = []
         while not over.wait(LOOK_S):
-            now_s, now = time.monotonic(), list(doing.values())
-            texts = [text for text, _ in now]
+            now_s, steps = time.monotonic(), list(waiting.steps.values())
+            texts = [text for text, *_ in steps]
             is_step = texts != told and now_s - told_s >= LINES_APART_S
             if now_s - began_s < LINE_EVERY_S or not (is_step or now_s - told_s >= LINE_EVERY_S):
                 continue
             told_s, told = now_s, texts
-            shown = [f"{text}{f' {share:.0%}' if share else ''}" for text, share in now]
+            shown = [f"{text}{f' {share:.0%}' if share else ''}" for text, share, _ in steps]
             more = [f"and {len(shown) - SHOWN_MAX} more"] if len(shown) > SHOWN_MAX else []
-            who = "; ".join([*shown[:SHOWN_MAX], *more]) or NOBODY
-            note(f"(still {what} after {now_s - began_s:.0f} s: {who})")
+            note(f"(still {what} after {now_s - began_s:.0f} s: {'; '.join([*shown[:SHOWN_MAX], *more])})")
 
     thread = threading.Thread(target=watch, name="what is waited for", daemon=True)
     thread.start()
     try:
-        yield partial(_take, doing)
+        yield waiting
     finally:
         over.set()
         thread.join()
@@ -94,35 +108,13 @@ def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
     console = Console(stderr=True)
     if quiet:
         yield lambda text, share: None
-        return
-    if not console.is_terminal:
-        with _lines("loading") as take:
-            yield take
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(BAR_CELLS),
-        TaskProgressColumn(),
-        TimeElapsedColumn(),
-    )
-    doing: dict[str, tuple[str, float]] = {}
-    tasks: dict[str, TaskID] = {}
-    lock = threading.Lock()
-    with Progress(*columns, console=console, transient=True) as bar:
-
-        def show(text: str, share: float) -> None:
-            with lock:
-                _take(doing, text, share)
-                shown = dict(doing.values()) or {NOBODY: 0.0}
-                for text in tasks.keys() - shown.keys():
-                    bar.remove_task(tasks.pop(text))
-                for text, share in shown.items():
-                    if text not in tasks:  # with a clock of its own: each step begins anew
-                        tasks[text] = bar.add_task(text, total=None)
-                    bar.update(tasks[text], total=1.0 if share else None, completed=share)
-
-        show("", 1.0)
-        yield show
+    elif not console.is_terminal:
+        with _lines("loading") as waiting:
+            yield waiting
+    else:
+        waiting = Waiting()
+        with Live(get_renderable=waiting.rows, console=console, transient=True, refresh_per_second=10):
+            yield waiting
 
 
 @contextlib.contextmanager
@@ -131,8 +123,8 @@ def working(text: str, *, quiet: bool) -> Iterator[None]:
     then in a line."""
     console = Console(stderr=True)
     if not quiet and not console.is_terminal:
-        with _lines("at it") as take:
-            take(text, 0.0)
+        with _lines("at it") as waiting:
+            waiting(text, 0.0)
             yield
         return
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
