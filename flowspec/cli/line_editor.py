@@ -123,8 +123,10 @@ def line_editor(
 
     It raises `EOFError` after Ctrl-D, `TypedInterrupt` after Ctrl-C. `commands` has what each takes.
     """
-    output = Vt100_Output.from_pty(sys.stdout, term=os.environ.get("TERM"))
-    output.enable_cpr = False  # where the cursor is: nothing here needs it, and not all terminals answer
+    output = None  # a dumb terminal knows no control sequences
+    if not is_dumb_terminal():
+        output = Vt100_Output.from_pty(sys.stdout, term=os.environ.get("TERM"))
+        output.enable_cpr = False  # where the cursor is: nothing here needs it, and not all terminals answer
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     quiet = termios.tcgetattr(descriptor)
@@ -137,12 +139,15 @@ def line_editor(
     def between_prompts() -> None:
         """Hides what is typed, and has the terminal mark what is pasted, which may be during an answer."""
         termios.tcsetattr(descriptor, termios.TCSANOW, quiet)
-        mark_pastes(output.enable_bracketed_paste)
-
-    def mark_pastes(change: Callable[[], None]) -> None:
-        if not is_dumb_terminal():
-            change()
+        if output is not None:
+            output.enable_bracketed_paste()
             output.flush()
+
+    def end() -> None:
+        if output is not None:
+            output.disable_bracketed_paste()
+            output.flush()
+        termios.tcsetattr(descriptor, termios.TCSAFLUSH, before)
 
     def read() -> str:
         try:
@@ -153,8 +158,7 @@ def line_editor(
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(child_lines_noted())
-        stack.callback(mark_pastes, output.disable_bracketed_paste)
-        stack.callback(termios.tcsetattr, descriptor, termios.TCSAFLUSH, before)
+        stack.callback(end)
         between_prompts()
         stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, interrupt))
         session: PromptSession[str] = PromptSession(
