@@ -61,13 +61,13 @@ def open_llm(
     arguments are those of `LLM.opened`; `also` is told what the bar is."""
     if not args.json:
         for name in dict.fromkeys((args.model or BUNDLED, *joined(args.drafter))):
-            tell_of_hub(name)
+            note_hub(name)
     model = args.model or BUNDLED
     taken = taken_for(
         decoding_options(args, args.method, joined(args.drafter), args.chain), model, args.cluster
     )
     if not args.json:
-        tell_of_drafters(taken, model)
+        note_drafters(taken, model)
     is_begun = args.json or sys.stderr.isatty()
     with loading_bar(quiet=args.json) as shown:
 
@@ -89,7 +89,7 @@ def open_llm(
         )
 
 
-def tell_of_drafters(taken: Taken, model: str) -> None:
+def note_drafters(taken: Taken, model: str) -> None:
     """Says which drafter is taken where the user named none, or that none is used whom the user named, and on
     a terminal which download would help."""
     decoding = taken.decoding
@@ -110,7 +110,7 @@ def tell_of_drafters(taken: Taken, model: str) -> None:
         )
 
 
-def tell_of_hub(name: str) -> None:
+def note_hub(name: str) -> None:
     """Says that a model must come from the hub, which may take long to answer, or to be given up."""
     is_hub_id = HUB_ID.fullmatch(name) is not None and not os.path.exists(name)
     if is_hub_id and not is_fetched("/".join(name.split("/")[:2])):
@@ -145,7 +145,7 @@ def figures(answer: Answer, session: Session | None) -> str:
 
 
 @contextlib.contextmanager
-def cancelled_by_ctrl_c(stream: AnswerStream) -> Iterator[threading.Event]:
+def cancel_on_ctrl_c(stream: AnswerStream) -> Iterator[threading.Event]:
     """Ctrl-C cancels the answer, which then ends by itself; a second one interrupts, should the cluster not
     answer."""
     interruption = threading.Event()
@@ -176,7 +176,7 @@ def ask(
     `keep` gets new tokens before they are shown. Returns the answer, and whether Ctrl-C ended it.
     """
     stream = AnswerStream(llm.session, question, llm.tokenizer, request=request, keep=keep)
-    with cancelled_by_ctrl_c(stream) as interruption:
+    with cancel_on_ctrl_c(stream) as interruption:
         for piece in stream:
             show(piece.text if llm.tokenizer else "".join(f"{token} " for token in piece.token_ids))
         return stream.answer(), interruption.is_set()
@@ -194,7 +194,7 @@ def check_recording(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def recorded(
+def record_answer(
     session: Session, tokenizer: Tokenizer | None, path: Path | None, notes: Notes
 ) -> Iterator[None]:
     """Writes what the head does in the meantime, one answer, to a file, with what `notes` tell of devices;
@@ -270,7 +270,7 @@ def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Explanation:
     """Why a forecast was wrong: `text` is empty where that is not known. `kinds` tell whether that was told
     before, whatever the figures."""
 
@@ -278,7 +278,7 @@ class Told:
     kinds: frozenset[str]
 
 
-def forecast_told(session: Session, answer: Answer) -> Told | None:
+def explain_forecast(session: Session, answer: Answer) -> Explanation | None:
     """Why the forecast was wrong by more than a factor of two; None where it was right or nothing was
     forecast."""
     if session.chosen is None:
@@ -308,4 +308,4 @@ def forecast_told(session: Session, answer: Answer) -> Told | None:
     why = "; ".join(cause.text for cause in reasons)
     forecast, was = rounded(plan.forecast.tokens_per_s), rounded(measured.tokens_per_s)
     text = f"forecast {forecast} tokens/s, measured {was}: {why}" if why else ""
-    return Told(text=text, kinds=frozenset(cause.kind for cause in reasons) or frozenset(("unknown",)))
+    return Explanation(text=text, kinds=frozenset(cause.kind for cause in reasons) or frozenset(("unknown",)))

@@ -23,12 +23,12 @@ from flowspec.cli.answer import (
     ask,
     check_recording,
     drafter_lines,
+    explain_forecast,
     figures,
-    forecast_told,
     from_head,
     open_llm,
     record,
-    recorded,
+    record_answer,
 )
 from flowspec.cli.console import PlainConsole
 from flowspec.cli.options import (
@@ -37,7 +37,7 @@ from flowspec.cli.options import (
     add_sampling_arguments,
     sampling_params,
 )
-from flowspec.cli.streaming import answer_shown
+from flowspec.cli.streaming import show_answer
 from flowspec.cli.terminal import TypedInterrupt, note, terminal_size, visible
 from flowspec.core.cluster.membership import WAITING
 from flowspec.core.protocol.messages import HOP_SECONDS
@@ -286,7 +286,7 @@ class Chat:
     """Whether a question could not be answered that nobody typed, who would have seen it."""
     is_watching: bool = False
     record_to: Path | None = None
-    forecasts_told: set[str] = field(default_factory=set)
+    forecasts_explained: set[str] = field(default_factory=set)
     """For which reasons it was told that the forecast was wrong."""
 
     def greet(self) -> None:
@@ -454,7 +454,7 @@ class Chat:
             )
         path, self.record_to = self.record_to, None
         try:
-            with recorded(llm.session, self.tokenizer, path, self.notes):
+            with record_answer(llm.session, self.tokenizer, path, self.notes):
                 with self.shown(llm.session) as piece:
                     answer, _ = ask(llm, question, self.request, piece, self.journal)
                 self.journal.end(answer)
@@ -466,9 +466,9 @@ class Chat:
             print(json.dumps(record(llm, question, answer)), flush=True)
             return
         self.console.print(f"[dim]{figures(answer, llm.session)}[/]\n")
-        told = forecast_told(llm.session, answer)
-        if told is not None and not told.kinds <= self.forecasts_told:
-            self.forecasts_told |= told.kinds
+        told = explain_forecast(llm.session, answer)
+        if told is not None and not told.kinds <= self.forecasts_explained:
+            self.forecasts_explained |= told.kinds
             why = told.text or "the forecast does not hold here; why is not known"
             self.console.print(f"({why})\n", markup=False)
 
@@ -489,7 +489,7 @@ class Chat:
                 def live() -> str:
                     return live_line(watch.present, levels)[: terminal_size().columns - 1]
 
-            yield stack.enter_context(answer_shown(live))
+            yield stack.enter_context(show_answer(live))
 
     def do_stats(self, text: str) -> None:
         if text not in ("", "all"):

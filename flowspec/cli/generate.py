@@ -20,12 +20,12 @@ from flowspec.cli.answer import (
     ask,
     check_recording,
     drafter_lines,
+    explain_forecast,
     figures,
-    forecast_told,
     from_head,
     open_llm,
     record,
-    recorded,
+    record_answer,
     text_of,
 )
 from flowspec.cli.options import (
@@ -37,7 +37,7 @@ from flowspec.cli.options import (
     sampling_params,
 )
 from flowspec.cli.parser import Rare
-from flowspec.cli.streaming import answer_shown
+from flowspec.cli.streaming import show_answer
 from flowspec.cli.terminal import note
 from flowspec.core.head.head import too_long
 from flowspec.errors import InputError
@@ -187,8 +187,8 @@ def _answer(
     unrecorded: NotRecordedError | None = None
     try:
         with (
-            recorded(session, tokenizer, args.record, notes),
-            contextlib.nullcontext(lambda text: None) if args.json else answer_shown() as piece,
+            record_answer(session, tokenizer, args.record, notes),
+            contextlib.nullcontext(lambda text: None) if args.json else show_answer() as piece,
         ):
             answer, is_interrupted = ask(llm, question, session.head.new_request(), piece, keep=journal)
     except NotRecordedError as error:
@@ -209,7 +209,7 @@ def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
     if is_json:
         print(json.dumps(resume.finished_record(setting, entry)))
     else:
-        with answer_shown() as piece:
+        with show_answer() as piece:
             numbers = "".join(f"{token} " for token in entry.question.answered)
             piece(numbers if entry.text is None else entry.text)
         note("(the answer was finished; this is what the journal holds)")
@@ -304,6 +304,6 @@ def report(session: Session, question: Question, answer: Answer, *, is_verbose: 
         )
     lines += [f"  {line}" for line in drafter_lines(session)]
     if session.chosen is not None:
-        told, runs = forecast_told(session, answer), session.head.plan.stages
+        told, runs = explain_forecast(session, answer), session.head.plan.stages
         lines += [f"  {line}" for line in session.chosen.lines(runs, None if told is None else told.text)]
     return "\n".join([*lines, *(statistics.lines(answer.statistics, session.drafters) if is_verbose else ())])

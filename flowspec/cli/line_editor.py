@@ -157,7 +157,7 @@ def line_editor(
             between_prompts()
 
     with contextlib.ExitStack() as stack:
-        stack.enter_context(child_lines_noted())
+        stack.enter_context(note_child_lines())
         stack.callback(end)
         between_prompts()
         stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, interrupt))
@@ -178,7 +178,7 @@ def line_editor(
 
 
 @contextlib.contextmanager
-def child_lines_noted() -> Iterator[None]:
+def note_child_lines() -> Iterator[None]:
     """Passes on line by line what processes write that are started meanwhile, if standard error is a
     terminal: it stands where this process's own notes do, and not in the middle of what is drawn."""
     before = sys.stderr

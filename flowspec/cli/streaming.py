@@ -174,7 +174,7 @@ class LinesAbove(io.TextIOBase):
 
 
 @contextlib.contextmanager
-def answer_shown(live: Callable[[], str] | None = None) -> Iterator[Callable[[str], None]]:
+def show_answer(live: Callable[[], str] | None = None) -> Iterator[Callable[[str], None]]:
     """Gives what shows a piece of an answer on standard output: in a terminal its words are whole, with
     `live()` under them, and a pipe gets the text as it is. When it has ended, the cursor is below it."""
     if sys.stdout.isatty():

@@ -98,10 +98,10 @@ def test_a_download_is_told_of_on_a_terminal_only(
     told: list[str] = []
     monkeypatch.setattr(answer, "note", told.append)
     taken = taken_for(Decoding(), known, None)
-    answer.tell_of_drafters(taken, known)
+    answer.note_drafters(taken, known)
     assert told == []
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(isatty=lambda: True))
-    answer.tell_of_drafters(taken, known)
+    answer.note_drafters(taken, known)
     (line,) = told
     assert "--drafter AngelSlim/Qwen3-4B_eagle3 downloads it; " in line
     assert f"flowspec drafters {known} tells more" in line
@@ -112,7 +112,7 @@ def test_named_drafters_that_are_not_used_are_told_of(monkeypatch: pytest.Monkey
     monkeypatch.setattr(answer, "note", told.append)
     for drafters, method in ((("bundled", "ngram"), "ar"), (("none",), "ar"), (("bundled",), "continuous")):
         taken = taken_for(Decoding(method=method, drafters=drafters), BUNDLED, None)
-        answer.tell_of_drafters(taken, BUNDLED)
+        answer.note_drafters(taken, BUNDLED)
     assert told == ["(--drafter bundled,ngram is not used: method ar guesses nothing)"]
 
 

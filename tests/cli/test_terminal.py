@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.console import show_table
-from flowspec.cli.answer import tell_of_hub
+from flowspec.cli.answer import note_hub
 from flowspec.cli.console import PlainConsole, loading_bar
 from flowspec.cli.terminal import LogHandler, broken, note, tell, visible
 from flowspec.runtime.journal.file import Journal
@@ -136,7 +136,7 @@ def test_who_waits_for_the_hub_is_told_before(
     here: dict[str, dict[str, int]] = {}
     monkeypatch.setattr("flowspec.model.hub.cached_sizes", here.get)
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: False)
-    tell_of_hub("owner/name/file.gguf")
+    note_hub("owner/name/file.gguf")
     assert capsys.readouterr().err.startswith("(asking the hub for owner/name/file.gguf;")
     here["owner/name"] = {"file.gguf": 1}
     for name in (
@@ -148,9 +148,9 @@ def test_who_waits_for_the_hub_is_told_before(
         "~/no",
         "a/b/c",
     ):
-        tell_of_hub(name)
+        note_hub(name)
     monkeypatch.setattr("huggingface_hub.is_offline_mode", lambda: True)
-    tell_of_hub("owner/other")
+    note_hub("owner/other")
     assert capsys.readouterr().err == ""
 
 
