@@ -9,7 +9,7 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -116,11 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    journal = ChatJournal(
-        tell=lambda text: note(f"({text})"),
-        setting=partial(resume.setting_of, args),
-        is_kept=not args.no_journal,
-    )
+    journal = ChatJournal(setting=partial(resume.setting_of, args), is_kept=not args.no_journal)
     with typed_lines(args) as read, contextlib.closing(journal), contextlib.ExitStack() as stack:
         resume.check_good_part(args)
         content = None if args.resume is None else take_up(args, journal)
@@ -216,7 +212,6 @@ class ChatJournal:
     """Keeps the dialogue; a file is made with its first question. Where none can be, that is told once, and
     the chat goes on."""
 
-    tell: Callable[[str], None]
     setting: Callable[[Session], Setting]
     """What a new one begins with."""
     is_kept: bool = True
@@ -225,7 +220,7 @@ class ChatJournal:
     def take_up(self, path: Path | None, *, good_part: bool) -> JournalContent:
         """Opens an earlier dialogue, the last one if none is named, to go on with it. Raises `InputError`."""
         place = path or newest(resume.journal_folder())
-        self.journal, content = Journal.open(place, self.tell, good_part=good_part)
+        self.journal, content = Journal.open(place, show_note, good_part=good_part)
         return content
 
     def ask(self, session: Session, question: Question, *, user: str, system: str) -> None:
@@ -234,10 +229,6 @@ class ChatJournal:
             self.journal = self._begin(session)
         if self.journal is not None:
             self.journal.ask(Entry(question=question, user=user, system=system))
-
-    def tokens(self, tokens: Sequence[int]) -> None:
-        if self.journal is not None:
-            self.journal.tokens(tokens)
 
     def end(self, answer: Answer) -> None:
         if self.journal is not None:
@@ -252,10 +243,10 @@ class ChatJournal:
     def _begin(self, session: Session) -> Journal | None:
         try:
             path = new_path(resume.journal_folder())
-            return Journal.start(path, self.setting(session), self.tell)
+            return Journal.start(path, self.setting(session), show_note)
         except (OSError, InputError) as error:
             self.is_kept = False
-            self.tell(f"the dialogue is not kept: {error}")
+            note(f"(the dialogue is not kept: {error})")
             return None
 
 
@@ -293,10 +284,9 @@ class Chat:
         assert self.llm is not None
         session = self.llm.session
         plan = session.head.plan
-        stages = "1 stage" if len(plan.stages) == 1 else f"{len(plan.stages)} stages"
         self.console.print(
             f"[bold]{escape(Path(plan.model).name)}[/] in {plan.dtype}, {plan.layer_count} layers on "
-            f"{stages}:"
+            f"{counted(len(plan.stages), 'stage')}:"
         )
         if plan.model == BUNDLED:
             self.console.message(f"({TOY_TOLD})")
@@ -304,8 +294,7 @@ class Chat:
             first, end = stage["layers"]
             self.console.print(
                 f"  {escape(stage['name'])}  layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of "
-                "weights"
-                f"{from_head(stage)}, pid {stage['pid']}"
+                f"weights{from_head(stage)}, pid {stage['pid']}"
             )
         if session.chosen is not None:
             for line in session.chosen.lines(session.head.plan.stages):
@@ -456,7 +445,7 @@ class Chat:
         try:
             with record_answer(llm.session, self.tokenizer, path, self.notes):
                 with self.shown(llm.session) as piece:
-                    answer, _ = ask(llm, question, self.request, piece, self.journal)
+                    answer, _ = ask(llm, question, self.request, piece, keep=self.journal.journal)
                 self.journal.end(answer)
         except NotRecordedError as error:
             self.console.message(str(error), "red")

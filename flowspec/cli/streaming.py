@@ -80,9 +80,9 @@ class WordWrap:
         return lines + newline + blanks + word
 
 
-class AnswerView:
-    """Shows what `show` gets, each piece where the last one ended, until its end; and `live()`, if there is
-    one, on a line under it.
+class AnswerView(io.TextIOBase):
+    """Shows what `show` gets, each piece where the last one ended, until its end; `live()`, if there is one,
+    on a line under it; and above it whole lines that are written, as to standard error.
 
     The live line is drawn below the cursor and the cursor put back, so the text above needs to know nothing
     of it. A terminal may be resized at any time: nothing here relies on where a row was, and a line of text
@@ -101,6 +101,8 @@ class AnswerView:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="live line", daemon=True)
         self._is_drawn = False
+        self._begun = ""
+        """Of a line that is written."""
 
     def __enter__(self) -> AnswerView:
         if self._live is not None:
@@ -113,24 +115,28 @@ class AnswerView:
         if self._live is not None:
             self._thread.join()
         with self._lock:
-            self._write(self._wrap.push("", is_last=True) + ("\n" if self._wrap.line else ""))
+            self._draw(self._wrap.push("", is_last=True) + ("\n" if self._wrap.line else ""))
 
     def show(self, text: str) -> None:
         """Goes on with the text."""
         with self._lock:
             self._wrap.width = self._width()
             if placed := self._wrap.push(text.replace("\t", TAB)):
-                self._write(placed)
+                self._draw(placed)
 
-    def above(self, lines: str) -> None:
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
         """Prints whole lines above the one on which the text stands."""
         with self._lock:
-            line = self._wrap.line
-            if cell_len(line) <= self._width():
-                self._write(f"\r{CLEAR_BELOW}{lines}{line}")
-            else:  # the terminal is narrower now: that line may stand on several rows
+            lines, newline, self._begun = (self._begun + text).rpartition("\n")
+            if newline and cell_len(self._wrap.line) <= self._width():
+                self._draw(f"\r{CLEAR_BELOW}{lines}\n{self._wrap.line}")
+            elif newline:  # the terminal is narrower now: that line may stand on several rows
                 self._wrap.break_line()
-                self._write(f"\n{lines}")
+                self._draw(f"\n{lines}\n")
+        return len(text)
 
     def _width(self) -> int:
         """Without the last column: a cursor behind it is not the same for all terminals."""
@@ -139,9 +145,9 @@ class AnswerView:
     def _run(self) -> None:
         while not self._stop.wait(EVERY_S):
             with self._lock:
-                self._write("")
+                self._draw("")
 
-    def _write(self, text: str) -> None:
+    def _draw(self, text: str) -> None:
         """Writes text in the place of the live line, and that below it."""
         if self._is_drawn:
             text = BELOW.format(CLEAR_BELOW) + text
@@ -154,31 +160,12 @@ class AnswerView:
         self._stream.flush()
 
 
-class LinesAbove(io.TextIOBase):
-    """In the place of standard error: hands on whole lines."""
-
-    def __init__(self, hand_on: Callable[[str], object]) -> None:
-        self._hand_on = hand_on
-        self._begun = ""
-        self._lock = threading.Lock()
-
-    def isatty(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        with self._lock:
-            lines, newline, self._begun = (self._begun + text).rpartition("\n")
-        if newline:
-            self._hand_on(lines + newline)
-        return len(text)
-
-
 @contextlib.contextmanager
 def show_answer(live: Callable[[], str] | None = None) -> Iterator[Callable[[str], None]]:
     """Gives what shows a piece of an answer on standard output: in a terminal its words are whole, with
     `live()` under them, and a pipe gets the text as it is. When it has ended, the cursor is below it."""
     if sys.stdout.isatty():
-        with AnswerView(sys.stdout, current_size, live) as view, errors_to(LinesAbove(view.above)):
+        with AnswerView(sys.stdout, current_size, live) as view, errors_to(view):
             yield lambda text: view.show(fit_for(sys.stdout, text))
         return
     try:

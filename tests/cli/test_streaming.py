@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from flowspec.cli import streaming
-from flowspec.cli.streaming import AnswerView, LinesAbove, WordWrap, errors_to
+from flowspec.cli.streaming import AnswerView, WordWrap, errors_to
 from tests.cli.terminal import Terminal
 
 WORDS = ["a", "word", "x" * 30, "\n", "\n\n", " ", "longer-word"]
@@ -80,7 +80,7 @@ def test_a_live_line_and_what_is_told_leave_the_text_as_it_is(seed: int) -> None
         for number, piece in enumerate(pieces):
             view.show(piece)
             if number % 7 == 3:
-                view.above(f"(note {number})\n")
+                view.write(f"(note {number})\n")
             with view._lock:
                 assert any(row.startswith("busy ") for row in terminal.rows) or not count
                 assert sum("busy" in row for row in terminal.whole) <= 1, "the line is left behind"
@@ -105,7 +105,7 @@ def test_resizing_loses_no_word(seed: int, live: None) -> None:
                 columns, lines = chances.choice(SIZES)
                 terminal.resize(lines, columns)
             if number % 7 == 3:
-                view.above(f"(note{number})\n")
+                view.write(f"(note{number})\n")
     shown = "".join("".join(terminal.whole).split())
     assert re.sub(r"\(note\d+\)", "", shown) == "".join("".join(pieces).split())
     assert shown.count("(note") == len(range(3, len(pieces), 7))
@@ -116,22 +116,22 @@ def test_what_comes_after_a_note_begins_no_line_with_a_blank() -> None:
     terminal = Terminal(40, 8)
     with AnswerView(terminal, lambda: size_of(terminal)) as view:  # type: ignore[arg-type]
         view.show("It was a dark night ")
-        view.above("(device b is lost)\n")
+        view.write("(device b is lost)\n")
         view.show("and it rained. ")
         terminal.resize(8, 12)  # the line stands on several rows now, and is not written again
-        view.above("(b is back)\n")
+        view.write("(b is back)\n")
         view.show("The end")
     assert terminal.text.startswith("(device b is lost) It was a dar k night and it rained.")
     assert terminal.whole[-2:] == ["(b is back)", "The end"]
 
 
 def test_standard_error_is_handed_on_in_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[str] = []
-    above = LinesAbove(found.append)
-    print("one two three", "four", file=above, flush=True)
-    above.write("half")
-    assert found == ["one two three four\n"]
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    with errors_to(above):
-        print("to a file", file=sys.stderr)
-    assert len(found) == 1
+    terminal = Terminal(40, 8)
+    with AnswerView(terminal, lambda: size_of(terminal)) as view:  # type: ignore[arg-type]
+        print("one two three", "four", file=view, flush=True)
+        view.write("half")
+        assert terminal.whole == ["one two three four"]
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+        with errors_to(view):
+            print("to a file", file=sys.stderr)
+    assert terminal.whole == ["one two three four"]
