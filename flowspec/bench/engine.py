@@ -43,11 +43,13 @@ Step = Callable[[str, int], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What is asked, on some testbeds with some setups; what drafters say is computed once for all of these.
-    `number` is its place among the experiment's."""
+    `number` is its place among the experiment's; the records of `done` keys are there, of a schedule perhaps
+    those of some steps."""
 
     number: int
     asked: PlainCase | Load
     jobs: tuple[tuple[Testbed, Setup], ...]
+    done: frozenset[Key] = frozenset()
 
     @property
     def case(self) -> PlainCase:
@@ -58,7 +60,9 @@ class Work:
 # ------------------------------------------------------------------------------------------ what is to be run
 
 
-def works_of(experiment: Experiment, cases: Sequence[PlainCase], done: set[Key] | None = None) -> list[Work]:
+def works_of(
+    experiment: Experiment, cases: Sequence[PlainCase], done: frozenset[Key] = frozenset()
+) -> list[Work]:
     """What is still to be run, by what is asked; where guesses cost next to nothing, also by testbed, so that
     all processes have work."""
     testbeds = experiment.testbeds
@@ -70,11 +74,11 @@ def works_of(experiment: Experiment, cases: Sequence[PlainCase], done: set[Key] 
                 (testbed, setup)
                 for testbed in group
                 for setup in experiment.setups
-                if setup.runs_on(testbed.name)
-                and not set(keys_of(testbed.name, setup, asked)) <= (done or set())
+                if setup.runs_on(testbed.name) and not done.issuperset(keys_of(testbed.name, setup, asked))
             )
             if jobs:
-                works.append(Work(number=number, asked=asked, jobs=jobs))
+                own = {key for testbed, setup in jobs for key in keys_of(testbed.name, setup, asked)}
+                works.append(Work(number=number, asked=asked, jobs=jobs, done=done & own))
     return works
 
 
@@ -142,7 +146,7 @@ def run_simulated(
 ) -> list[AnyRecord]:
     """The records that are missing, in `jobs` processes, and those that are `done`."""
     assert experiment.world == SIMULATED
-    works = works_of(experiment, cases, {record.key for record in done})
+    works = works_of(experiment, cases, frozenset(record.key for record in done))
     engine = partial(Engine, experiment, warm_up_cases(cases))
     records = list(done)
     with open_workers(
@@ -185,7 +189,8 @@ class Engine:
             if isinstance(work.asked, Load):
                 experience = self.learnt(testbed, setup, work.case.sampling.temperature)
                 drafters_of = partial(self.drafters, setup)
-                yield run_load(self.experiment, testbed, setup, work.asked, drafters_of, experience)
+                found = run_load(self.experiment, testbed, setup, work.asked, drafters_of, experience)
+                yield [record for record in found if record.key not in work.done]
             else:
                 yield [self.run(testbed, setup, work.asked).record]
         if not self._keeps:

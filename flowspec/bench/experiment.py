@@ -330,6 +330,8 @@ class ExperimentFile(Settings, frozen=True, kw_only=True):
         for key, reason in self.needless.items():
             value, name = getattr(self, key), key.replace("steps", "step")
             expect(value in (None, ()), name, value, f"nothing {reason}")
+        expected = "nothing without tables [[step]], in which drafters are lost"
+        expect(bool(self.steps) or self.silent_s == SILENT_S, "silent_s", self.silent_s, expected)
         self._check_guesses()
         expected = "at least one table, in testbed = [...] or as [[testbed]]"
         expect(self.world == CLUSTER or self.testbed != (), "testbed", NOTHING, expected)

@@ -437,7 +437,7 @@ def show(summary: Mapping[str, Any]) -> None:
     if (some := few(summary)) and not is_load(summary):
         print(f"Of {some} only, which tells little of others: --limit asks more.")
     for table in (each for each in tables_of(summary) if each.in_terminal):
-        print(f"\n{table.title}")
+        print("\n" + fill(table.title, WIDTH))
         show_table(table.columns, table.rows, numbers_from=1)
     print("\n" + fill("; ".join(_legend(summary)), WIDTH) + "\n")
     for key in SLOWER if summary.get("cells") else ():

@@ -253,10 +253,10 @@ def submit_of(case: PlainCase, request: int = 0) -> Submit:
 
 
 def busy_of(testbed: Testbed, drafters: Drafters, world: World) -> dict[Place, float]:
-    """For how long the boards of the drafters computed, as `records.energy_of` takes it."""
+    """For how long the boards of the drafters computed up to now, as `records.energy_of` takes it."""
     busy_s: dict[Place, float] = {}
     for place, board in zip(places_of(testbed, list(drafters)).places, world.boards, strict=True):
-        busy_s[place] = busy_s.get(place, 0.0) + board.busy_s
+        busy_s[place] = busy_s.get(place, 0.0) + board.busy_until(world.clock.now_s)
     return busy_s
 
 

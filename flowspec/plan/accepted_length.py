@@ -3,7 +3,7 @@ the share of its best guesses that are right.
 
 An accepted length counts the token that the target adds itself. In a chain of k guesses it is
 1 + a + a^2 + ... + a^k, where a is the share and each guess is right as often as the first. In a tree it is 1
-plus the values of the tree's nodes; the tree's are those of the synthetic drafter (`bench.synthetic`), whose
+plus the values of the tree's nodes; the tree's are those of the synthetic drafter (`bench.drafters`), whose
 one parameter is the share, too.
 """
 

@@ -13,7 +13,7 @@ further slot in flight):
 
     m = (1 - a) exp(-c a^p ln(w n/y)^q D^-r)        with the drafter's acceptance a
 
-The form is that of the trees of `bench.synthetic` (computed apart, by beam search); the constants were
+The form is that of the trees of `bench.drafters` (computed apart, by beam search); the constants were
 fitted to answers of the simulator. What the formula then lacks is taken from `simulated_cases.csv`: the
 logarithm of simulated by foretold rates of some hundred pipelines, from which it is interpolated (kriging:
 Gaussian process regression, Rasmussen and Williams 2006, eq. 2.25). `docs/design/planning.md` tells how far
@@ -37,7 +37,7 @@ NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 LEVELS: F64 = 2.0 ** (np.arange(-8, 12) / 3)
 """Levels of the tree that a slot adds (y), one among them: all that a single row can add."""
 HEAD_S = 0.0005
-"""What the head spends on an event, as in `bench.config`."""
+"""What the head spends on an event, as in `bench.experiment`."""
 CASES = Path(__file__).with_name("simulated_cases.csv")
 """A row for each simulated pipeline: its `Rated.features`, and what the formula's logarithm lacked."""
 MANY_ROWS = 12

@@ -82,6 +82,10 @@ class DrafterDevice:
         """Both ways between the head and this board."""
         return sum(line.bytes for line in (self.out, self.back) if line is not None)
 
+    def busy_until(self, now_s: float) -> float:
+        """For how many seconds it computed up to now; what it has still to do begins where that ends."""
+        return self.busy_s - max(0.0, self._free_s - now_s)
+
     def give(self, command: Draft | SendToDrafter) -> None:
         """A job or a release for one of the board's drafters."""
         if self.out is None:

@@ -24,9 +24,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowspec.bench.cases import read_prompts
 from flowspec.bench.exactness import STOPPED, parting
-from flowspec.bench.outcome import EXACT, WRONG
-from flowspec.bench.prompts import read_prompts
+from flowspec.bench.records import EXACT, WRONG
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.step_by_step import StepByStep

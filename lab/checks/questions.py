@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowspec.bench.exactness import parting
-from flowspec.bench.outcome import EXACT, WRONG
+from flowspec.bench.records import EXACT, WRONG
 
 QUESTIONS = (
     "What is 17 + 25?",

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import progress
-from flowspec.bench.outcome import WRONG
+from flowspec.bench.records import WRONG
 from flowspec.core.methods import METHODS
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import OF_ANY_MODEL

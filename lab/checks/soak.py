@@ -39,7 +39,7 @@ import psutil
 
 from flowspec.bench.console import Step, progress, show
 from flowspec.bench.exactness import STOPPED, Case
-from flowspec.bench.outcome import WRONG
+from flowspec.bench.records import WRONG
 from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError

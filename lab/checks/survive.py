@@ -41,7 +41,7 @@ from statistics import mean
 from typing import Any
 
 from flowspec.bench.console import show
-from flowspec.bench.outcome import WRONG
+from flowspec.bench.records import WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles

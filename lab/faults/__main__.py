@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from flowspec.bench.workers import interrupted_later, open_pool
+from flowspec.bench.engine import interrupted_later, open_pool
 from lab.command import Parser, run_command
 from lab.faults.play import FaultError, Play
 from lab.faults.schedule import draw

@@ -21,8 +21,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flowspec import LLM
+from flowspec.bench.cases import Prompt, read_prompts
 from flowspec.bench.console import progress, show
-from flowspec.bench.prompts import Prompt, read_prompts
 from flowspec.errors import InputError, UnexpectedError
 from flowspec.model.files import BUNDLED
 from lab.command import Parser, run_command

@@ -14,7 +14,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from flowspec.bench.prompts import Prompt, read_prompts
+from flowspec.bench.cases import Prompt, read_prompts
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.text import UNFINISHED, Tokenizer, recommended

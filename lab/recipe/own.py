@@ -25,7 +25,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.cache_utils import Cache, DynamicLayer
 
-from flowspec.bench.prompts import read_prompts
+from flowspec.bench.cases import read_prompts
 from lab.plain_model import cache_name
 from lab.recipe.corpus import Messages, documents, parse_mix, split
 from lab.recipe.flags import RecipeParser

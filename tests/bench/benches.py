@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from flowspec.bench.config import AR, SIMULATED, SYNTHETIC, Bench, Setup, Testbed
-from flowspec.bench.guesses import Maker
+from flowspec.bench.drafters import Maker
+from flowspec.bench.experiment import AR, SIMULATED, SYNTHETIC, Experiment, Setup, Testbed
 from flowspec.bench.simulated import Drafters
 from flowspec.core.methods import METHODS
 from flowspec.plan.profile import find_profile
@@ -31,9 +30,21 @@ bandwidth_mbps = 150
 latency_ms = 1
 shape = "tinyllama-1.1b"
 """
+STEPS = TOML.replace("temperatures = [0, 1]", "silent_s = 0.2").replace(
+    "[[testbed]]",
+    """
+[[step]]
+users = 1
+seconds = 1
 
-DATA = Path(__file__).parents[1] / "data" / "bench"
-STEPS, PROFILE = ((DATA / f"{name}.toml").read_text() for name in ("steps", "profile"))
+[[step]]
+users = 2
+seconds = 1
+slow = { synthetic = 3 }
+lost = ["synthetic"]
+
+[[testbed]]""",
+)
 
 
 def boards(stages: int = 2, board: str = "jetson-orin-nano", name: str = "boards", **changes: Any) -> Testbed:
@@ -48,7 +59,7 @@ def boards(stages: int = 2, board: str = "jetson-orin-nano", name: str = "boards
     return Testbed(name=name, devices=(device,) * stages, **(plain | changes))
 
 
-def synthetic(**changes: Any) -> Bench:
+def synthetic(**changes: Any) -> Experiment:
     plain: dict[str, Any] = {
         "name": "tiny",
         "world": SIMULATED,
@@ -61,7 +72,7 @@ def synthetic(**changes: Any) -> Bench:
         "temperatures": (0.0, 1.0),
         "new_tokens": 12,
     }
-    return Bench(**(plain | changes))
+    return Experiment(**(plain | changes))
 
 
 def drafters(setup: Setup, make: Maker) -> Drafters:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowspec.bench.plain import PlainCase
+from flowspec.bench.cases import PlainCase
 from flowspec.core.protocol.messages import Sampling
 
 STOP = 2

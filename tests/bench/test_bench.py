@@ -5,32 +5,28 @@ in another one's folder. Plain answers are made once and kept in a file.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import structs
 
-from flowspec.bench.bench import (
+from flowspec.bench.cases import PlainCase, Prompt, make_samplings, plain_cases, read_cases, warm_up_cases
+from flowspec.bench.engine import Engine, all_keys, in_order, open_pool, open_workers, run_simulated, works_of
+from flowspec.bench.experiment import Experiment, Setup
+from flowspec.bench.records import (
+    EXACT,
+    EXPERIMENT,
     RESULTS,
-    in_order,
-    open_out,
-    pending,
-    read_cases,
-    run_simulated,
-    total,
-    warm_up_cases,
+    Record,
+    open_folder,
+    read_records,
+    write_records,
 )
-from flowspec.bench.config import Bench, Setup
-from flowspec.bench.out_folder import EXPERIMENT
-from flowspec.bench.outcome import EXACT, Record, read_records, write_records
-from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
-from flowspec.bench.prompts import Prompt
-from flowspec.bench.virtual_runs import VirtualRuns, open_workers
-from flowspec.errors import InputError
+from flowspec.errors import FlowSpecError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from tests.bench.benches import Steps, boards, synthetic
@@ -40,24 +36,23 @@ SETUPS = (
     Setup(name="ar", method="ar"),
     Setup(name="small", method="continuous", options={"segment_nodes": 8}),
 )
-BENCH = synthetic(setups=SETUPS, testbeds=(boards(2), boards(1, "raspberry-pi-5", "a Pi")))
+TINY = synthetic(setups=SETUPS, testbeds=(boards(2), boards(1, "raspberry-pi-5", "a Pi")))
+CASES = read_cases(TINY, None)
+changed = partial(structs.replace, TINY)
 
 
-def bench_with(**changes: Any) -> Bench:
-    return structs.replace(BENCH, **changes)
-
-
-def finish(bench: Bench, out: Path, jobs: int = 1, step: Steps | None = None) -> list[Record]:
-    done = open_out(bench, out)
-    return run_simulated(bench, read_cases(bench, None), done, out, jobs, step or Steps())
+def finish(out: Path, jobs: int = 1) -> tuple[list[Record], Steps]:
+    """All records, and what was done for those that were missing."""
+    open_folder(TINY, out)
+    step = Steps()
+    return run_simulated(TINY, CASES, read_records(out / RESULTS, Record), out, jobs, step), step  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
     """The records of a run that nothing interrupted, in its order."""
     out = tmp_path_factory.mktemp("whole") / "deep" / "er"
-    step = Steps()
-    found = finish(BENCH, out, step=step)
+    found, step = finish(out)
     assert read_records(out / RESULTS, Record) == found
     assert step.told == [("answers", 1)] * 16
     return found
@@ -66,13 +61,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Record]:
 def test_every_answer_has_one_whole_record_however_many_processes_there_are(
     whole: list[Record], tmp_path: Path
 ) -> None:
-    cases = read_cases(BENCH, None)
-    assert len(whole) == total(BENCH, cases) == 16
+    assert len(whole) == len(all_keys(TINY, CASES)) == 16
     for one in whole:
         assert (one.world, one.agreement, one.finish_reason) == ("simulated", EXACT, "length")
         assert (one.new_tokens, one.tokens_per_s) == (12, 11 / one.decode_s)
         assert min(one.network_bytes, one.energy_j, one.events, one.rows, one.tau_s) > 0
-    ordered = in_order(BENCH, cases, whole[::-1])
+    ordered = in_order(TINY, CASES, whole[::-1])
     assert [one.key[:4] for one in ordered] == [
         (place, name, prompt, temperature)
         for place in ("boards", "a Pi")
@@ -80,50 +74,38 @@ def test_every_answer_has_one_whole_record_however_many_processes_there_are(
         for prompt in ("1", "2")
         for name in ("ar", "small")
     ]
-    step = Steps()
-    assert in_order(BENCH, cases, finish(BENCH, tmp_path, 2, step)) == ordered
-    assert in_order(BENCH, cases, read_records(tmp_path / RESULTS, Record)) == ordered
+    found, step = finish(tmp_path, jobs=2)
+    for some in (found, read_records(tmp_path / RESULTS, Record)):
+        assert in_order(TINY, CASES, some) == ordered
     assert step.answers == 16
 
 
-@pytest.mark.parametrize(("left", "half"), [(0, 200), (3, 1)])
-def test_a_run_goes_on_where_it_was_even_after_half_a_line(
-    whole: list[Record], tmp_path: Path, left: int, half: int
-) -> None:
-    open_out(BENCH, tmp_path)
-    write_records(tmp_path / RESULTS, whole)
-    lines = (tmp_path / RESULTS).read_text().splitlines(keepends=True)
-    text = "".join(lines[:left]) + (lines[left][:half])
-    (tmp_path / RESULTS).write_text(text)
-    step = Steps()
-    found = finish(BENCH, tmp_path, step=step)
-    assert step.answers == 16 - left
-    assert found == whole, "what heads learnt is the same, too"
-    assert (tmp_path / RESULTS).read_text() == "".join(lines)
-
-
-def test_an_interruption_leaves_what_is_done_on_disk(whole: list[Record], tmp_path: Path) -> None:
+def test_a_run_goes_on_where_it_was_even_after_half_a_line(whole: list[Record], tmp_path: Path) -> None:
     def interrupt(text: str, answers: int) -> None:
         raise KeyboardInterrupt  # the first of two in a task, then the other
 
-    for done in (1, 2, 3):
+    path = tmp_path / RESULTS
+    open_folder(TINY, tmp_path)
+    for done in range(3):
         with pytest.raises(KeyboardInterrupt):
-            run_simulated(BENCH, read_cases(BENCH, None), open_out(BENCH, tmp_path), tmp_path, 1, interrupt)
-        assert read_records(tmp_path / RESULTS, Record) == whole[:done]
+            run_simulated(TINY, CASES, whole[:done], tmp_path, 1, interrupt)
+        assert read_records(path, Record) == whole[: done + 1], "it is on disk before anybody hears of it"
+    text = path.read_text()
+    for half in (1, 200):
+        path.write_text(text + text[:half])
+        found, step = finish(tmp_path)
+        assert step.answers == 13
+        assert found == read_records(path, Record) == whole, "what heads learnt is the same, too"
 
 
-def test_records_of_several_writers_at_once_are_all_whole(tmp_path: Path) -> None:
+def test_records_are_whole_whoever_writes_and_whatever_was_there(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     long = [record("ar", str(at) * 20_000, 1, 1.0) for at in range(8)]  # of several writes each
     with ThreadPoolExecutor(len(long)) as pool:
-        list(pool.map(lambda one: [write_records(path, [one]) for _ in range(20)], long))
+        list(pool.map(lambda one: write_records(path, [one]), long * 20))
     found = read_records(path, Record)
     assert len(found) == 20 * len(long)
     assert all(found.count(one) == 20 for one in long)
-
-
-def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
     one, two = record("ar", "a", 1, 1.0), record("ar", "b", 1, 1.0)
     for before in ("", '{"half', json.dumps("x" * 10_000)[:-1]):
         path.write_text(before)
@@ -133,118 +115,118 @@ def test_records_that_are_appended_never_stick_to_half_a_line(tmp_path: Path) ->
         assert read_records(path, Record) == [one]
         write_records(path, [two])
         assert read_records(path, Record) == [one, two]
-    with pytest.raises(InputError, match=r"expected a file that can be written \(Is a directory\)"):
-        write_records(tmp_path, [one])
+    for place, reason in ((tmp_path, "Is a directory"), (Path("/dev/full"), "No space left on device")):
+        with pytest.raises(InputError, match=rf"expected a file that can be written \({reason}\)"):
+            write_records(place, [one])
     for text in ('{"a": 1}\n', "[]\n", "nonsense\n", "\x00\n", path.read_text().replace('"exact"', '"near"')):
         path.write_text(text)
-        with pytest.raises(InputError, match=r"r\.jsonl: expected (results|answers)"):
+        with pytest.raises(InputError, match=r"r\.jsonl: expected results"):
             read_records(path, Record)
 
 
 def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_path: Path) -> None:
-    open_out(BENCH, tmp_path)
-    assert open_out(bench_with(new_tokens=13), tmp_path) == [], "without results it is anybody's"
-    open_out(BENCH, tmp_path)
+    open_folder(TINY, tmp_path)
+    open_folder(changed(new_tokens=13), tmp_path)  # without results it is anybody's
+    open_folder(TINY, tmp_path, "flowspec bench")
     write_records(tmp_path / RESULTS, [record("ar", "a", 1, 1.0)])
-    narrow = replace(BENCH.testbeds[0], link=replace(BENCH.testbeds[0].link, bandwidth_mbps=100))
-    fewer = bench_with(setups=SETUPS[:1])
-    for changed, to_be_tuned, what in (
-        (bench_with(new_tokens=13), True, "new_tokens: expected 12, got 13"),
-        (bench_with(temperatures=(0.0, 0.5)), False, "temperatures 2:"),
-        (
-            bench_with(testbeds=(narrow, BENCH.testbeds[1])),
-            False,
-            "testbeds 1 link bandwidth_mbps:",
-        ),
-        (
-            bench_with(setups=(SETUPS[0], replace(SETUPS[1], options={}))),
-            False,
-            "setups small options",
-        ),
-        (fewer, True, "methods: expected ar, small, got ar"),
+    narrow = replace(TINY.testbeds[0], link=replace(TINY.testbeds[0].link, bandwidth_mbps=100))
+    for other, what in (
+        (changed(new_tokens=13), "new_tokens: expected 12, got 13"),
+        (changed(temperatures=(0.0, 0.5)), "temperatures 2:"),
+        (changed(testbeds=(narrow, TINY.testbeds[1])), "testbeds 1 link bandwidth_mbps:"),
+        (changed(setups=(SETUPS[0], replace(SETUPS[1], options={}))), "setups small options"),
+        (changed(setups=SETUPS[:1]), "methods: expected ar, small, got ar"),
     ):
-        with pytest.raises(InputError, match=rf"--out: .* another experiment \({what}") as caught:
-            open_out(changed, tmp_path, to_be_tuned=to_be_tuned)
+        expected = rf"--out: .* another experiment \({what}.*; go on with those by: flowspec bench;"
+        with pytest.raises(InputError, match=expected) as caught:
+            open_folder(other, tmp_path)
         assert "\n" not in str(caught.value)
     tuned = Setup(name="tree-sd tuned", method="tree-sd", testbeds=("boards",))
-    more = bench_with(setups=(*SETUPS, tuned))
-    assert len(open_out(more, tmp_path)) == 1, "it may come back with more methods"
+    open_folder(changed(setups=(*SETUPS, tuned)), tmp_path)  # it may come back with more methods
     with pytest.raises(InputError, match=r"methods: expected ar, small, tree-sd tuned, got ar, small"):
-        open_out(BENCH, tmp_path)
-    assert len(open_out(BENCH, tmp_path, to_be_tuned=True)) == 1
+        open_folder(TINY, tmp_path)
     for text in ("{", "[]", "{}"):
         (tmp_path / EXPERIMENT).write_text(text)
         with pytest.raises(InputError, match="expected what an earlier run wrote"):
-            open_out(BENCH, tmp_path)
+            open_folder(TINY, tmp_path)
 
 
-def test_what_is_pending_follows_methods_to_their_testbeds() -> None:
+def test_what_is_to_be_run_follows_methods_to_their_testbeds() -> None:
     only = Setup(name="small", method="tree-sd", testbeds=("a Pi",))
-    bench = bench_with(setups=(SETUPS[0], replace(SETUPS[1], testbeds=("boards",)), only))
-    cases = read_cases(bench, None)
-    works = list(pending(bench, cases, set()))
-    assert [one.case for one in works] == [case for case in cases for _ in bench.testbeds]
-    assert [(place.name, setup.method) for one in works[:2] for place, setup in one.jobs] == [
-        ("boards", "ar"),
-        ("boards", "continuous"),
-        ("a Pi", "ar"),
-        ("a Pi", "tree-sd"),
-    ]
-    done = {
-        (place.name, setup.name, one.case.prompt_id, one.case.sampling.temperature, one.case.sampling.seed, 0)
-        for one in works
-        for place, setup in one.jobs
-    }
-    assert total(bench, cases) == len(done) == 16
-    (rest,) = pending(bench, cases, done - {("a Pi", "small", "2", 0.0, 0, 0)})
-    assert rest.jobs == ((bench.testbeds[1], only),)
+    some = changed(setups=(SETUPS[0], replace(SETUPS[1], testbeds=("boards",)), only))
+    works = works_of(some, CASES)
+    assert [one.case for one in works] == [case for case in CASES for _ in some.testbeds]
+    methods = [(place.name, setup.method) for one in works[:2] for place, setup in one.jobs]
+    assert methods[:2] == [("boards", "ar"), ("boards", "continuous")]
+    assert methods[2:] == [("a Pi", "ar"), ("a Pi", "tree-sd")]
+    keys = frozenset(all_keys(some, CASES))
+    assert len(keys) == 16
+    assert not works_of(some, CASES, keys)
+    (rest,) = works_of(some, CASES, keys - {("a Pi", "small", "2", 0.0, 0, 0)})
+    assert rest.jobs == ((some.testbeds[1], only),)
 
 
 def test_heads_learn_from_the_first_case_and_one_from_the_middle_with_the_first_seed() -> None:
-    bench = synthetic(limit=5, seeds=(7, 8))
-    cases = read_cases(bench, None)
-
-    def learnt(count: int = 2) -> list[tuple[str, float, int]]:
-        found = warm_up_cases(bench, cases, count)
-        return [(case.prompt_id, case.sampling.temperature, case.sampling.seed) for case in found]
-
-    assert learnt() == [("1", 0.0, 0), ("3", 0.0, 0), ("1", 1.0, 7), ("3", 1.0, 7)]
-    assert learnt(1) == [("1", 0.0, 0), ("1", 1.0, 7)]
-    assert warm_up_cases(structs.replace(bench, nothing_learnt=True), cases) == []
+    cases = read_cases(synthetic(limit=5, seeds=(7, 8)), None)
+    for count, prompts in ((2, "13"), (1, "1")):
+        found = [(case.prompt_id, case.sampling.seed) for case in warm_up_cases(cases, count)]
+        assert found == [(prompt, seed) for seed in (0, 7) for prompt in prompts]
 
 
-def answered(
-    prompts: Sequence[object], monkeypatch: pytest.MonkeyPatch, **changes: object
-) -> list[PlainCase]:
-    """Cases of the bundled model, which is not asked."""
-    monkeypatch.setattr("flowspec.bench.plain._Answers.answer", lambda *_: (7, 8))
-    plain = {
-        "model": BUNDLED,
-        "drafters": (BUNDLED,),
-        "prompts": tuple(str(path) for path in prompts),
-        "temperatures": (0.0,),
-        "limit": None,
-    }
-    return read_cases(synthetic(**(plain | changes)), None)
+def leave(status: int) -> None:
+    os._exit(status)
 
 
-def write_prompts(path: Path, *domains: str) -> Path:
+def test_an_error_of_a_worker_is_its_own_and_one_that_ends_early_is_one_line() -> None:
+    bad = partial(Engine, changed(model="/no/such/model", drafters=("ngram",)), [])
+    with pytest.raises(InputError, match="/no/such/model"), open_workers(bad, 2) as run:
+        list(run(Engine.records, works_of(TINY, CASES)))
+    with pytest.raises(FlowSpecError, match="a worker process ended"), open_pool(1) as pool:
+        pool.submit(leave, 3).result()
+
+
+# ------------------------------------------------------------------------------------------ prompts
+
+
+def bundled(*prompts: Path, limit: int | None = None, context: int = 1024) -> Experiment:
+    return synthetic(
+        model=BUNDLED,
+        drafters=(BUNDLED,),
+        prompts=tuple(map(str, prompts)),
+        temperatures=(0.0,),
+        limit=limit,
+        context=context,
+    )
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the model was asked, which answers the same to everything."""
+    made: list[object] = []
+
+    def answer(*ask: object) -> tuple[int, ...]:
+        made.append(ask)
+        return (7, 8)
+
+    monkeypatch.setattr("flowspec.bench.cases._Answers.answer", answer)
+    return made
+
+
+def write_prompts(path: Path, *domains: str, text: str = "Hello") -> Path:
     path.parent.mkdir(exist_ok=True)
-    prompts = enumerate(domains, 1)
-    rows = [{"question_id": at, "category": domain, "turns": ["Hello"]} for at, domain in prompts]
+    rows = [{"question_id": at, "category": each, "turns": [text]} for at, each in enumerate(domains, 1)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def test_a_limit_spreads_over_the_domains_of_each_file_and_prompts_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("asked")
+def test_a_limit_spreads_over_the_domains_of_each_file_and_prompts_are_named_apart(tmp_path: Path) -> None:
     one = write_prompts(tmp_path / "one.jsonl", "a", "a", "a", "b", "b", "c")
     two = write_prompts(tmp_path / "two.jsonl", "d")
     same = write_prompts(tmp_path / "x" / "one.jsonl", "a")
 
     def ids(limit: int | None, *paths: Path) -> list[str]:
-        return [case.prompt_id for case in answered(paths, monkeypatch, limit=limit)]
+        return [case.prompt_id for case in read_cases(bundled(*paths, limit=limit), None)]
 
     assert ids(3, one) == ["1", "4", "6"]
     assert ids(4, one) == ["1", "2", "4", "6"]
@@ -260,61 +242,34 @@ def test_a_limit_spreads_over_the_domains_of_each_file_and_prompts_are_told_apar
 
 
 def test_what_does_not_fit_the_context_is_refused_before_anything_is_answered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: list[object]
 ) -> None:
-    path = write_prompts(tmp_path / "one.jsonl", "a")
-    path.write_text(path.read_text().replace("Hello", "Hello " * 40))
-    (case,) = answered((path,), monkeypatch)
-    assert len(answered((path,), monkeypatch, context=len(case.prompt) + 12)) == 1
-    monkeypatch.setattr("flowspec.bench.plain._Answers.answer", lambda *_: pytest.fail("it was asked"))
-    bench = synthetic(model=BUNDLED, drafters=(BUNDLED,), prompts=(str(path),), context=40)
-    with pytest.raises(InputError, match=rf"prompt 1 has {len(case.prompt)} tokens, .* context of 40"):
-        read_cases(bench, None)
-    with pytest.raises(InputError, match=r"64 tokens, .* context of 75"):
-        read_cases(synthetic(context=75), None)
+    path = write_prompts(tmp_path / "one.jsonl", "a", text="Hello " * 40)
+    (case,) = read_cases(bundled(path), None)
+    length = len(case.prompt)
+    assert len(read_cases(bundled(path, context=length + 12), None)) == 1
+    asked.clear()
+    for tight, said in (
+        (bundled(path, context=40), rf"prompt 1 has {length} tokens, .* context of 40"),
+        (synthetic(context=75), r"64 tokens, .* context of 75"),
+    ):
+        with pytest.raises(InputError, match=said):
+            read_cases(tight, None)
+    assert not asked
     assert read_cases(synthetic(context=76), None)
 
 
-def test_an_error_of_a_worker_is_its_own() -> None:
-    works = list(pending(BENCH, read_cases(BENCH, None), set()))
-    bad = bench_with(model="/no/such/model", drafters=("ngram",))
-    with (
-        pytest.raises(InputError, match="/no/such/model"),
-        open_workers(bad, [], 2, VirtualRuns.records) as run,
-    ):
-        list(run(works))
-
-
-PROMPTS = [
-    Prompt(prompt_id=str(number), domain=domain, turns=(text,))
-    for number, (domain, text) in enumerate([("a", "1 2"), ("b", "3")])
-]
+PROMPTS = [Prompt(prompt_id=name, domain=name, turns=(text,)) for name, text in (("a", "1 2"), ("b", "3"))]
 
 
 def cases_of(cache: Path | None, new_tokens: int = 6) -> list[PlainCase]:
     return plain_cases(ModelFiles(BUNDLED), PROMPTS, make_samplings((0.0, 1.0), (3,)), new_tokens, cache)
 
 
-def test_answers_that_are_kept_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = tmp_path / "answers.json"
-    found = cases_of(cache)
-    found_as = [f"{case.prompt_id} {case.sampling.temperature}" for case in found]
-    assert found_as == ["0 0.0", "1 0.0", "0 1.0", "1 1.0"]
-    assert all(len(case.answer) == 6 or case.is_stopped for case in found)
-    kept = cache.read_text()
-    assert len(json.loads(kept)) == 4
-    monkeypatch.setattr(StepByStep, "generate", lambda *_: pytest.fail("an answer was made again"))
-    assert cases_of(cache) == found
-    assert cache.read_text() == kept
-    with pytest.raises(pytest.fail.Exception, match="made again"):
-        cases_of(cache, new_tokens=7)
-
-
-def test_an_interruption_keeps_the_answers_that_are_there(
+def test_answers_are_made_once_though_interrupted_and_kept_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[int] = []
-    generate = StepByStep.generate
+    cache, generate, made = tmp_path / "answers.json", StepByStep.generate, list[int]()
 
     def twice(*args: object) -> tuple[int, ...]:
         if len(made) == 2:
@@ -324,16 +279,21 @@ def test_an_interruption_keeps_the_answers_that_are_there(
 
     monkeypatch.setattr(StepByStep, "generate", twice)
     with pytest.raises(KeyboardInterrupt):
-        cases_of(tmp_path / "answers.json")
-    assert len(json.loads((tmp_path / "answers.json").read_text())) == 2
+        cases_of(cache)
+    assert len(json.loads(cache.read_text())) == 2
     made.clear()
-    assert len(cases_of(tmp_path / "answers.json")) == 4
+    found = cases_of(cache)
     assert len(made) == 2
-
-
-@pytest.mark.parametrize("text", ['{"a": [1.5]}', "[]", "{"])
-def test_a_file_that_holds_no_answers_is_no_cache(tmp_path: Path, text: str) -> None:
-    (tmp_path / "answers.json").write_text(text)
-    with pytest.raises(InputError, match=r"answers\.json:"):
-        cases_of(tmp_path / "answers.json")
-    assert (tmp_path / "answers.json").read_text() == text
+    names = [f"{case.prompt_id} {case.sampling.temperature:g}" for case in found]
+    assert names == ["a 0", "b 0", "a 1", "b 1"]
+    assert all(len(case.answer) == 6 or case.is_stopped for case in found)
+    kept = cache.read_text()
+    assert cases_of(cache) == found
+    assert cache.read_text() == kept
+    with pytest.raises(KeyboardInterrupt):
+        cases_of(cache, new_tokens=7)
+    for text in ('{"a": [1.5]}', "[]", "{"):
+        cache.write_text(text)
+        with pytest.raises(InputError, match=r"answers\.json:"):
+            cases_of(cache)
+        assert cache.read_text() == text

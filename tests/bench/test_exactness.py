@@ -9,7 +9,7 @@ import pytest
 
 from flowspec.bench.exactness import STOPPED, Case, ClusterAnswer, Difference, judge, parting
 from flowspec.bench.margin import margin_of_last
-from flowspec.bench.outcome import EXACT, WRONG
+from flowspec.bench.records import EXACT, WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep

@@ -4,6 +4,7 @@ line."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.bench.experiments import read_experiment, read_setups
+from flowspec.bench.experiment import read_experiment, read_setups
 from flowspec.plan.profile import read_profile
 from flowspec.plan.speed import completed, profile_of, speed_of
 from flowspec.plan.tables import shipped_files
+from tests.bench.benches import STEPS
 from tests.mutations import mutants, one_line_at_most, toml_file
 
 if sys.version_info >= (3, 11):
@@ -36,45 +38,38 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def read(folder: Path, tables: Any) -> None:
-    path = folder / "all.toml"
-    path.write_bytes(toml_file(tables))
-    bench = read_experiment(path)
-    assert bench.setups
-    for testbed in bench.testbeds:
+def read_whole(path: Path) -> None:
+    experiment = read_experiment(path)
+    assert experiment.setups
+    for testbed in experiment.testbeds:
         assert sum(testbed.layers) == testbed.shape.layers
         assert min(testbed.layers) >= 1
 
 
-def test_the_files_that_are_changed_are_whole(folder: Path) -> None:
-    read(folder, EXPERIMENT)
-    assert len(read_setups(folder / "tuned.toml")) == len(TUNED["method"])
-    assert read_profile(folder / "board.toml").tflops["float32"]
+def read_board(path: Path) -> None:
+    profile = profile_of(speed_of(read_profile(path), "given"), 1 << 30)
+    for precision in ("float32", "int4"):
+        assert completed(profile, precision).rates(precision).tflops > 0
 
 
-@given(mutants(EXPERIMENT))
-def test_any_experiment_is_read_or_refused(folder: Path, tables: Any) -> None:
-    with one_line_at_most():
-        read(folder, tables)
+READERS: dict[str, tuple[dict[str, Any], Callable[[Path], object]]] = {
+    "experiment": (EXPERIMENT, read_whole),
+    "schedule": (tomllib.loads(STEPS), read_whole),
+    "tuned": (TUNED, read_setups),
+    "board": (BOARD, read_board),
+}
 
 
-@given(mutants(TUNED))
-def test_any_tuned_methods_are_read_or_refused(folder: Path, tables: Any) -> None:
-    path = folder / "other.toml"
+@pytest.mark.parametrize("kind", READERS)
+@given(data=st.data())
+def test_any_file_is_read_or_refused(folder: Path, kind: str, data: st.DataObject) -> None:
+    tables, read = READERS[kind]
+    path = folder / "changed.toml"
     path.write_bytes(toml_file(tables))
+    read(path)
+    path.write_bytes(toml_file(data.draw(mutants(tables))))
     with one_line_at_most():
-        assert read_setups(path)
-
-
-@given(mutants(BOARD))
-def test_any_profile_is_read_and_told_or_refused(folder: Path, tables: Any) -> None:
-    path = folder / "b.toml"
-    path.write_bytes(toml_file(tables))
-    with one_line_at_most():
-        profile = read_profile(path)
-        told = profile_of(speed_of(profile, "given"), 1 << 30)
-        for precision in ("float32", "int4"):
-            assert completed(told, precision).rates(precision).tflops > 0
+        read(path)
 
 
 @given(
@@ -83,6 +78,6 @@ def test_any_profile_is_read_and_told_or_refused(folder: Path, tables: Any) -> N
 def test_any_bytes_are_refused(folder: Path, content: bytes) -> None:
     path = folder / "c.toml"
     path.write_bytes(content)
-    for reader in (read_experiment, read_setups, read_profile):
+    for _, read in READERS.values():
         with one_line_at_most():
-            reader(path)
+            read(path)

@@ -20,7 +20,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from flowspec import extras
-from flowspec.bench.bench import RESULTS
+from flowspec.bench.records import RESULTS
 from flowspec.errors import InputError
 from flowspec.model.files import bundled_folder
 from flowspec.model.text import Recommended

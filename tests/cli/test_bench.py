@@ -16,17 +16,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from msgspec import structs
 
-from flowspec.bench import tune as tune_module
-from flowspec.bench.bench import RESULTS, TUNED_FILE, open_out
-from flowspec.bench.out_folder import EXPERIMENT
-from flowspec.bench.outcome import WRONG, Record, read_records, write_records
+from flowspec.bench.records import EXACT, EXPERIMENT, RESULTS, WRONG, Record, read_records, write_records
 from flowspec.cli import bench as bench_command
-from flowspec.cli.bench import _tuned, _verdict
-from flowspec.cli.bench_request import kinder, pick_experiment
+from flowspec.cli.bench import _exit_status, pick_experiment, published_hint
 from flowspec.cli.commands import build_parser
-from flowspec.errors import ClusterError, InputError
+from flowspec.errors import ClusterError
 from tests import warm
 from tests.bench.benches import TOML
 from tests.bench.records import record
@@ -46,20 +41,15 @@ def tiny(tmp_path: Path) -> Path:
 
 def test_an_experiment_becomes_records_tables_and_pictures(tiny: Path, tmp_path: Path, run: Run) -> None:
     out = tmp_path / "out"
-    rates = "tokens_per_s = { ar = 20.0, continuous = 40.0 }\n"
-    tiny.write_text(f'{TOML}\n[[published]]\ntestbed = "two boards"\nreference = "ar"\n{rates}')
     done = run("bench", "--experiment", tiny, "--out", out, "--json", "--jobs", "1")
     assert done.err == ""
     summary = done.json
     assert json.loads((out / "summary.json").read_text()) == summary
     assert (summary["experiment"], summary["world"], summary["answers"]) == ("tiny", "simulated", 8)
-    assert [row["method"] for row in summary["validation"]] == ["ar", "continuous"]
-    made = {*("report.html", "summary.json", "summary.md", "speedup.png", "timeline.png", "trace.json")}
+    made = {"report.html", "summary.json", "summary.md", "speedup.png", "timeline.png", "trace.json"}
     made |= {EXPERIMENT, RESULTS, "recording-ar.json", "recording-continuous.json"}
     assert {path.name for path in out.iterdir()} == made
-    records = read_records(out / RESULTS, Record)
-    assert len(records) == 8
-    assert {one.agreement for one in records} == {"exact"}
+    assert [one.agreement for one in read_records(out / RESULTS, Record)] == [EXACT] * 8
     assert summary["setting"]["command"].startswith(f"flowspec bench --experiment {tiny} ")
     for method in ("ar", "continuous"):
         document = json.loads((out / f"recording-{method}.json").read_text())
@@ -91,7 +81,7 @@ def test_whoever_runs_a_published_method_as_ours_does_it_is_told() -> None:
         ([], None),
     ):
         parsed = build_parser(["bench"]).parse_args(["bench", *args])
-        said = kinder(parsed, pick_experiment(parsed))
+        said = published_hint(parsed, pick_experiment(parsed))
         assert (said is None) == (expected is None)
         assert said is None or said.endswith(f"as published:{expected}")
 
@@ -105,7 +95,7 @@ def test_where_a_device_is_lost_the_last_line_says_what_is_kept(
         write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
         raise ClusterError("stage 1 is lost")
 
-    monkeypatch.setattr(bench_command, "_run", lose)
+    monkeypatch.setattr(bench_command, "run_simulated", lose)
     args = ["bench", "--experiment", str(tiny), "--out", str(out)]
     again = shlex.join(["flowspec", *args])
     lost, kept = run(*args, status=1).told
@@ -115,40 +105,19 @@ def test_where_a_device_is_lost_the_last_line_says_what_is_kept(
 
 def test_a_wrong_answer_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     fine = [record("ar", "a", 1, 1.0), record("continuous", "b", 1, 1.0)]
-    assert _verdict(fine) == _verdict([]) == 0
+    assert _exit_status({}, fine) == _exit_status({}, []) == 0
     assert capsys.readouterr().err == ""
     wrong = record("tree-sd", "0", 1, 1.0, agreement=WRONG, temperature=1.0, seed=7)
-    assert _verdict([*fine, *[wrong] * 9]) == 1
+    assert _exit_status({}, [*fine, *[wrong] * 9]) == _exit_status({"wrong": 1}, []) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("WRONG: tree-sd on two boards, prompt 0, temperature 1, seed 7: ")
     assert len(lines) == 5, "the first few say it"
 
 
-def test_tuned_methods_join_the_experiment_and_its_folder(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tune_module, "GRIDS", {"continuous": {"segment_nodes": (4, 64)}})
-    monkeypatch.setattr(tune_module, "PROMPTS", 1)
-    words = ["bench", "--experiment", str(tiny), "--jobs", "1", "--tune", "--temperatures", "0"]
-    args = build_parser(["bench"]).parse_args(words)
-    args.words = words
-    bench, out = pick_experiment(args), tmp_path / "out"
-    for _ in range(2):
-        tuned = _tuned(bench, out, args)
-        assert [setup.name for setup in tuned.setups] == ["ar", "continuous", "continuous tuned"]
-        assert tuned.setups[-1].testbeds == ("two boards",)
-        open_out(tuned, out)
-        write_records(out / RESULTS, [record("ar", "1", 1, 1.0)])
-    assert (out / TUNED_FILE).exists()
-    with pytest.raises(InputError, match="new_tokens: expected 12, got 3"):  # before minutes of tuning
-        _tuned(structs.replace(bench, new_tokens=3), out, args)
-
-
-def wait_for(what: Callable[[], object], command: subprocess.Popen[str]) -> None:
+def wait_until(is_so: Callable[[], object]) -> None:
     for _ in range(WAIT_S * 50):
-        if what():
+        if is_so():
             return
-        assert command.poll() is None, command.communicate()
         time.sleep(0.02)
     pytest.fail("nothing came")
 
@@ -188,19 +157,11 @@ def long(tiny: Path, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[s
         command.communicate()
 
 
-def check_gone(command: subprocess.Popen[str]) -> None:
-    for _ in range(WAIT_S * 10):
-        if not group(command.pid):
-            return
-        time.sleep(0.1)  # Python's own resource tracker ends when it sees that nobody is left
-    pytest.fail(f"processes are left: {group(command.pid)}")
-
-
 def check_interrupted(command: subprocess.Popen[str], results: Path) -> None:
-    """It says how much is kept, and how to go on."""
+    """It says how much is kept, and how to go on, and leaves no process."""
     out, err = command.communicate(timeout=WAIT_S)
     assert (command.returncode, out) == (130, "")
-    check_gone(command)
+    wait_until(lambda: not group(command.pid))  # Python's own resource tracker ends when nobody is left
     assert isinstance(command.args, list)
     again = shlex.join(["flowspec", *map(str, command.args[len(COMMAND) - 1 :])])
     kept = f"{len(read_records(results, Record))} of {4 * LONG} answers in {results.parent}"
@@ -212,24 +173,22 @@ def test_a_command_that_is_ended_keeps_what_is_done_and_the_next_run_finishes(
 ) -> None:
     out = tmp_path / "out"
     results = out / RESULTS
-    for end in (signal.SIGKILL, signal.SIGINT):
-        command = long()
-        wait_for(lambda: len(psutil.Process(command.pid).children()) >= 2, command)  # noqa: B023
-        if end == signal.SIGKILL:
-            command.kill()
-            command.wait()
-            check_gone(command)
-        else:
-            os.killpg(command.pid, end)  # as a terminal does; workers are just starting
-            check_interrupted(command, results)
+    killed = long()
+    wait_until(lambda: len(psutil.Process(killed.pid).children()) >= 2)
+    killed.kill()
+    killed.wait()
+    wait_until(lambda: not group(killed.pid))
+    early = long()
+    wait_until(lambda: len(psutil.Process(early.pid).children()) >= 2)
+    os.killpg(early.pid, signal.SIGINT)  # as a terminal does; workers are just starting
+    check_interrupted(early, results)
+    before = read_records(results, Record)
+    late = long()
+    wait_until(lambda: len(read_records(results, Record)) > len(before))
+    os.kill(late.pid, signal.SIGTERM)
+    check_interrupted(late, results)
     done = read_records(results, Record)
-    command = long()
-    wait_for(lambda: len(read_records(results, Record)) > len(done), command)
-    os.kill(command.pid, signal.SIGTERM)
-    check_interrupted(command, results)
-    found = read_records(results, Record)
-    assert found[: len(done)] == done
-    done = found
+    assert done[: len(before)] == before
     assert 0 < len(done) < 4 * LONG
     whole = run("bench", "--experiment", tiny, "--out", out, "--jobs", "1", "--json")
     assert (whole.json["answers"], whole.err) == (4 * LONG, "")

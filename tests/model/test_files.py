@@ -26,7 +26,7 @@ from safetensors.torch import save
 from transformers.utils.hub import CHAT_TEMPLATE_DIR
 
 import flowspec
-from flowspec.bench.prompts import Prompt, of_each_domain, read_prompts
+from flowspec.bench.cases import Prompt, of_each_domain, read_prompts
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.model.damage import check_inside, check_written, read_json

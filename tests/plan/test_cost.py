@@ -214,7 +214,7 @@ def test_shipped_boards_run_a_layer_of_7b_in_plausible_time(name: str) -> None:
 # ------------------------------------------------------------------------------------------- accepted lengths
 
 CONCENTRATION = 2.0
-"""As `bench.synthetic`: the sum of the Beta distribution's parameters."""
+"""As `bench.drafters`: the sum of the Beta distribution's parameters."""
 
 
 @pytest.mark.parametrize("guesses", [1, 2, 3, 7])

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.bench.config import AR, Setup
+from flowspec.bench.cases import synthetic_cases
+from flowspec.bench.experiment import AR, Setup
 from flowspec.bench.planned import first_token_s, simulated, testbed_of
 from flowspec.bench.simulated import run_many
-from flowspec.bench.synthetic import synthetic_cases
 from flowspec.cli.plan import add_arguments
 from flowspec.cli.plan_request import read_plan_inputs
 from flowspec.core.protocol.messages import Sampling
@@ -89,7 +89,6 @@ def test_the_first_token_comes_as_the_simulator_says(devices: str, more: float) 
 # ----------------------------------------------------------------------------------------------- the forecast
 
 TIMES = st.floats(0.002, 2.0)
-ACCEPTANCES = st.floats(0.2, 0.9)
 
 
 def one(slot_s: float, trip_s: float, nodes: float, acceptance: float, pass_s: float = 0.001) -> float:
@@ -103,25 +102,18 @@ def one(slot_s: float, trip_s: float, nodes: float, acceptance: float, pass_s: f
     slot_s=TIMES,
     stages=st.floats(1, 8),
     more=st.floats(1, 3),
-    acceptance=ACCEPTANCES,
+    acceptance=st.floats(0.2, 0.9),
     nodes=st.sampled_from([1, 4, 16]),
 )
-def test_a_longer_trip_and_a_slower_drafter_never_help(
+def test_a_longer_trip_and_a_slower_drafter_never_help_free_nodes_and_a_better_drafter_do(
     slot_s: float, stages: float, more: float, acceptance: float, nodes: int
 ) -> None:
     trip_s = slot_s * stages
     time_s = one(slot_s, trip_s, nodes, acceptance)
     assert one(slot_s, trip_s * more, nodes, acceptance) >= time_s * (1 - 1e-12)
     assert one(slot_s, trip_s, nodes, acceptance, pass_s=0.001 * more) >= time_s * (1 - 1e-12)
-
-
-@given(slot_s=TIMES, stages=st.floats(1, 8), acceptance=ACCEPTANCES, nodes=st.sampled_from([1, 4, 16]))
-def test_more_nodes_and_a_better_drafter_help_if_they_cost_nothing(
-    slot_s: float, stages: float, acceptance: float, nodes: int
-) -> None:
-    time_s = one(slot_s, slot_s * stages, nodes, acceptance)
-    assert one(slot_s, slot_s * stages, 2 * nodes, acceptance) <= time_s * (1 + 1e-12)
-    assert one(slot_s, slot_s * stages, nodes, min(0.95, acceptance + 0.05)) <= time_s * (1 + 1e-12)
+    assert one(slot_s, trip_s, 2 * nodes, acceptance) <= time_s * (1 + 1e-12)
+    assert one(slot_s, trip_s, nodes, min(0.95, acceptance + 0.05)) <= time_s * (1 + 1e-12)
 
 
 def test_plain_decoding_takes_a_trip_and_users_share_slots_but_are_faster_together() -> None:

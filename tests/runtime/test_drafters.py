@@ -17,7 +17,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from flowspec.bench.exactness import Case, ClusterAnswer, answer, found_of, judge
-from flowspec.bench.outcome import EXACT
+from flowspec.bench.records import EXACT
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.head.events import Drafted, HeadCommand, HeadEvent
 from flowspec.core.methods import make_method

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from flowspec.bench.exactness import Case, ClusterAnswer, found_of, judge
-from flowspec.bench.outcome import EXACT
+from flowspec.bench.records import EXACT
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder

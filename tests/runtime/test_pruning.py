@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.bench.exactness import Case, found_of, judge
-from flowspec.bench.outcome import EXACT
+from flowspec.bench.records import EXACT
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment
 from flowspec.core.stage.events import (
