@@ -30,22 +30,7 @@ from flowspec.interruption import INTERRUPTED, hear_signals
 from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
 from flowspec.version import __version__
 
-COMMANDS = (
-    "daemon",
-    "chat",
-    "generate",
-    "serve",
-    "verify",
-    "bench",
-    "plan",
-    "drafters",
-    "fetch",
-    "profile",
-    "devices",
-    "doctor",
-    "keygen",
-    "completion",
-)
+COMMANDS = tuple(examples.OF_COMMAND)
 """Each is a module beside this one: `add_arguments` declares its flags, `run` does its work."""
 HELP = "help"
 FLAGS_ELSEWHERE = {
@@ -82,9 +67,8 @@ def build_parser(picked: Collection[str] | None = None) -> Parser:
             subparsers.add_parser(name, help=told)
             continue
         command = subparsers.add_parser(name, help=told, description=told, examples=examples.OF_COMMAND[name])
-        command.add_argument(
-            HELP_ALL, action=HelpAll, nargs=0, help="show all flags, also those that few need"
-        )
+        text = "show all flags, also those that few need"
+        command.add_argument(HELP_ALL, action=HelpAll, nargs=0, help=text)
         _module(name).add_arguments(command)
         group = command.add_argument_group("logging")
         group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
@@ -100,12 +84,12 @@ def build_parser(picked: Collection[str] | None = None) -> Parser:
 
 def load(argv: Sequence[str]) -> None:
     """Imports what the command that a command line names is made of."""
-    for picked in _picked(argv):
+    for command in _find_command(argv):
         with contextlib.suppress(ModuleNotFoundError):  # it is said when the command runs
-            _module(picked)
+            _module(command)
 
 
-def _picked(argv: Sequence[str]) -> list[str]:
+def _find_command(argv: Sequence[str]) -> list[str]:
     """The command that a command line names, if it does."""
     return [each for each in argv if each in COMMANDS][:1]
 
@@ -120,7 +104,7 @@ def _summary(command: str) -> str:
     return " ".join((ast.get_docstring(ast.parse(source)) or "").partition("\n\n")[0].split())
 
 
-def _meant(flag: str, asked: Parser) -> str:
+def _suggest(flag: str, asked: Parser) -> str:
     """As `meant`, with what other programs call it."""
     known = FLAGS_ELSEWHERE.get(flag)
     if flag in ("--threads", "-t") and "--local" in asked.flags:
@@ -130,12 +114,12 @@ def _meant(flag: str, asked: Parser) -> str:
     return f"; did you mean {known}?" if known in asked.flags else meant(flag, asked.flags)
 
 
-def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """The flags of a command; one that it does not have is told of by that command, with the one that may be
     meant."""
     if not argv or argv[0] == HELP:
         argv = [*argv[1:], "--help"]
-    parser = build_parser(_picked(argv))
+    parser = build_parser(_find_command(argv))
     args, unknown = parser.parse_known_args(argv)
     asked = parser if args.command is None else parser.commands[args.command]
     if unknown:
@@ -145,7 +129,7 @@ def _parsed(argv: Sequence[str]) -> argparse.Namespace:
             asked.error(
                 f"expected one prompt, got {1 + len(unknown)} words; quote them: {shlex.quote(prompt):.80}"
             )
-        hint = _meant(flags[0], asked) if flags else ""
+        hint = _suggest(flags[0], asked) if flags else ""
         asked.error(f"unrecognized argument {(flags or unknown)[0]}{hint}")
     if args.command is None:
         asked.error("expected a command, such as: flowspec chat")
@@ -170,19 +154,16 @@ def start_logging(args: argparse.Namespace) -> None:
         logging.getLogger("flowspec").setLevel(logging.DEBUG)
     for noisy in ("httpx", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    for noisy in (
-        "HF_HUB_VERBOSITY",
-        "TRANSFORMERS_VERBOSITY",
-    ):  # both set the levels of their loggers when imported
+    for noisy in ("HF_HUB_VERBOSITY", "TRANSFORMERS_VERBOSITY"):  # which they read when imported
         os.environ.setdefault(noisy, "warning" if args.verbose else "error")
 
 
 def run(argv: Sequence[str]) -> int:
     """Runs one command; returns its exit status. Raises `OSError` where its output cannot be written."""
     try:
-        return _run(_parsed(argv), argv)
+        return _run(_parse(argv), argv)
     except ModuleNotFoundError as error:
-        command = " ".join(_picked(argv))
+        command = " ".join(_find_command(argv))
         if (missing := missing_part(error, command)) is None:
             raise
         note(f"flowspec {command}: {missing}")
@@ -192,9 +173,7 @@ def run(argv: Sequence[str]) -> int:
 def _run(args: argparse.Namespace, argv: Sequence[str]) -> int:
     args.words = list(argv)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(
-            errors="surrogateescape"
-        )  # as in arguments; the tokenizer refuses what is not UTF-8
+        sys.stdin.reconfigure(errors="surrogateescape")  # the tokenizer refuses what is not UTF-8
     if args.command != "daemon":
         hear_signals()
     if args.check:

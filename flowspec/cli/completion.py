@@ -6,14 +6,14 @@ It holds all that it needs, so that Tab starts no Python, and is made anew after
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import shtab
 
 from flowspec.cli import commands
-from flowspec.cli.parser import Parser
 from flowspec.draft.kinds import WORDS
 from flowspec.model.files import BUNDLED, bundled_models
 
@@ -24,6 +24,8 @@ PLACES = {
 }
 """Where each shell looks for the script."""
 SHELLS = tuple(PLACES)
+FILES = ("model", "log_file", "experiment", "prompts")
+"""Flags that take files, beside those whose type is a path."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,19 +41,14 @@ def script(shell: str) -> str:
     """Completes every flag of every command; files for the flags that take one."""
     parser = commands.build_parser(commands.COMMANDS)
     for each in (parser, *parser.commands.values()):
-        for action in _of_files(each):
-            names = (BUNDLED, *WORDS, *bundled_models()) if action.dest == "drafter" else ()
-            vars(action)["complete"] = _names_and_files(names) if names else shtab.FILE
-    return _placed(str(shtab.complete(parser, shell)), shell)
-
-
-def _placed(text: str, shell: str) -> str:
-    """With our own words on where the script goes in the place of shtab's, which name other folders."""
-    lines = text.splitlines(keepends=True)
-    start = next(at for at, line in enumerate(lines) if line.startswith("# Usage:"))
-    end = next(at for at in range(start, len(lines)) if not lines[at].startswith("#"))
-    usage = f"# Usage: flowspec completion {shell} > {PLACES[shell]}\n"
-    return "".join([*lines[:start], usage, *lines[end:]])
+        for action in each._actions:
+            if action.dest == "drafter":
+                vars(action)["complete"] = _names_and_files((BUNDLED, *WORDS, *bundled_models()))
+            elif action.type is Path or action.dest in FILES:
+                vars(action)["complete"] = shtab.FILE
+    text = str(shtab.complete(parser, shell))
+    usage = f"# Usage: flowspec completion {shell} > {PLACES[shell]}\n"  # shtab's names other folders
+    return re.sub(r"^# Usage:.*\n(#.*\n)*", lambda match: usage, text, count=1, flags=re.MULTILINE)
 
 
 def _names_and_files(names: Sequence[str]) -> dict[str, Any]:
@@ -65,9 +62,3 @@ def _names_and_files(names: Sequence[str]) -> dict[str, Any]:
         "zsh": "_flowspec_drafters",
         "fish": f"(printf '%s\\n' {known}; __fish_complete_path (commandline -ct))",
     }
-
-
-def _of_files(parser: Parser) -> Iterator[argparse.Action]:
-    for action in parser._actions:
-        if action.type is Path or action.dest in ("model", "drafter", "log_file", "experiment", "prompts"):
-            yield action

@@ -1,4 +1,4 @@
-"""The examples at the head of each command's help."""
+"""The commands, and the examples at the head of their help."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ OF_COMMAND: dict[str, Examples] = {
         ),
         ("flowspec plan --cluster my-cluster.toml --model Qwen/Qwen3-4B", "asks the devices of that file"),
     ),
-    "fetch": (
-        ("flowspec fetch Qwen/Qwen3-4B-GGUF --list --devices 2x raspberry-pi-5", "what there is, what fits"),
-        ("flowspec fetch Qwen/Qwen3-4B-GGUF --quant Q4_K_M", "one file; a download that broke off goes on"),
-        ("flowspec fetch Qwen/Qwen3-0.6B", "a checkpoint"),
-    ),
     "drafters": (
         ("flowspec drafters Qwen/Qwen3-4B", "compared on four equal boards"),
         (
             "flowspec drafters Qwen/Qwen3-4B --devices 2x raspberry-pi-5 --dtype int4",
             "on boards of these kinds",
         ),
+    ),
+    "fetch": (
+        ("flowspec fetch Qwen/Qwen3-4B-GGUF --list --devices 2x raspberry-pi-5", "what there is, what fits"),
+        ("flowspec fetch Qwen/Qwen3-4B-GGUF --quant Q4_K_M", "one file; a download that broke off goes on"),
+        ("flowspec fetch Qwen/Qwen3-0.6B", "a checkpoint"),
     ),
     "profile": (
         ("flowspec profile --keep", "measure this machine for the daemons of this user"),

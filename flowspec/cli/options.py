@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from flowspec.cli.parser import Rare
 from flowspec.core.methods import METHODS, options_of
@@ -22,22 +23,26 @@ from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
 from flowspec.runtime.session import ClusterOptions
 
 FILTERS = tuple(name for name in SAMPLING_FIELDS if name not in ("temperature", "seed"))
-
-
 LOCAL = 4
 """Processes of this machine, where nobody says where a model is to run."""
 UNTIL_ITS_END = "until the model ends it, or the context is full"
 """How long an answer is of which nobody says it."""
 
 
-def number_list(text: str) -> tuple[int, ...]:
-    """`3,1,2,2` as numbers, for argparse."""
+Number = TypeVar("Number", int, float)
+
+
+def numbers(kind: Callable[[str], Number], example: str, text: str) -> tuple[Number, ...]:
     try:
-        return tuple(int(part) for part in text.split(","))
+        return tuple(kind(part) for part in text.split(","))
     except ValueError:
         raise argparse.ArgumentTypeError(
-            f"expected numbers with commas, such as 3,1,2,2, got {text!r}"
+            f"expected numbers with commas, such as {example}, got {text!r}"
         ) from None
+
+
+number_list, reals = partial(numbers, int, "3,1,2,2"), partial(numbers, float, "0,0.7,1")
+"""Numbers with commas, for argparse."""
 
 
 def positive(text: str) -> int:
@@ -50,16 +55,6 @@ def positive(text: str) -> int:
 def positives(text: str) -> tuple[int, ...]:
     """`8,16,32`, for argparse."""
     return tuple(positive(part) for part in text.split(","))
-
-
-def reals(text: str) -> tuple[float, ...]:
-    """`0,0.7,1`, for argparse."""
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected numbers with commas, such as 0,0.7,1, got {text!r}"
-        ) from None
 
 
 def check_new_toml(flag: str, path: Path, *, force: bool) -> None:
@@ -99,21 +94,11 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = F
     where.add_argument(
         "--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file"
     )
-    if local_list:
-        where.add_argument(
-            "--local",
-            type=number_list,
-            default=(LOCAL,),
-            metavar="N[,N...]",
-            help=f"run on N local processes, for each N (default: {LOCAL})",
-        )
-    else:
-        where.add_argument(
-            "--local",
-            type=positive,
-            metavar="N",
-            help=f"run on N local processes (default: {LOCAL})",
-        )
+    kind, default, metavar, each = (
+        (number_list, (LOCAL,), "N[,N...]", ", for each N") if local_list else (positive, None, "N", "")
+    )
+    text = f"run on N local processes{each} (default: {LOCAL})"
+    where.add_argument("--local", type=kind, default=default, metavar=metavar, help=text)
     group.add_argument(
         "--layers",
         type=number_list,
@@ -147,22 +132,15 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
     """`--method` and what goes with it; with `several`, methods and chains may be repeated, and drafters that
     are repeated are alternatives."""
     group = parser.add_argument_group("decoding (changes the speed, never the answer)")
-    names, default = (
-        ", ".join(METHODS),
-        f"default: {method_for((), None)}; {method_for((), AUTO)} with --chain",
+    action, repeated = ("append", "; may be repeated") if several else ("store", "")
+    default = f"default: {method_for((), None)}; {method_for((), AUTO)} with --chain"
+    group.add_argument(
+        "--method",
+        action=action,
+        choices=(*METHODS, "all") if several else METHODS,
+        metavar="NAME",
+        help=f"decoding method: {', '.join(METHODS)}{', or all' if several else ''}{repeated} ({default})",
     )
-    if several:
-        group.add_argument(
-            "--method",
-            action="append",
-            choices=(*METHODS, "all"),
-            metavar="NAME",
-            help=f"decoding method: {names}, or all; may be repeated ({default})",
-        )
-    else:
-        group.add_argument(
-            "--method", choices=METHODS, metavar="NAME", help=f"decoding method: {names} ({default})"
-        )
     group.add_argument(
         "--drafter",
         action="append",
@@ -172,22 +150,18 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
             f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small "
             "model, EAGLE head, block drafter or Gemma 4 assistant, "
             f"{', '.join(WORDS[:-1])}, or {WORDS[-1]}; "
-        )
-        + (
-            "several with commas; may be repeated"
-            if several
-            else "may be repeated, for several that draft together"
-        )
-        + " (default: those of the cluster file, else bundled for the bundled model or the best published "
-        + f"one that is here, with {FALLBACK} beside it)",
+            + ("several with commas" if several else "may be repeated, for several that draft together")
+            + f"{repeated} (default: those of the cluster file, else bundled for the bundled model or the "
+            f"best published one that is here, with {FALLBACK} beside it)"
+        ),
     )
     group.add_argument(
         "--chain",
-        action="append" if several else "store",
+        action=action,
         metavar="auto|NAME,NAME...",
         help=Rare(
             "verify in steps, through these models, lowest first, before the target; auto: chosen as it goes"
-            + ("; may be repeated" if several else "")
+            + repeated
         ),
     )
     group.add_argument(
@@ -262,7 +236,26 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     }
     for name in SAMPLING_FIELDS:
         add_sampling_argument(group, name, left_out=left_out.get(name, ""))
-    add_length_arguments(group)
+    group.add_argument(
+        "--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {UNTIL_ITS_END})"
+    )
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end the answer before this text; may be repeated",
+    )
+    group.add_argument(
+        "--stop-token-ids",
+        type=number_list,
+        default=(),
+        metavar="2,7",
+        help=Rare("end the answer at these tokens, too"),
+    )
+    group.add_argument(
+        "--ignore-eos", action="store_true", help=Rare("do not end at the model's own stop tokens")
+    )
 
 
 def add_sampling_argument(
@@ -292,29 +285,6 @@ def sampling_number(name: str, text: str) -> int | float:
         bounds = f" from {SEEDS[0]} to {SEEDS[-1]}" if name == "seed" else ""
         expected = f"a {'whole ' if kind is int else ''}number{bounds}"
         raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.80}") from None
-
-
-def add_length_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {UNTIL_ITS_END})"
-    )
-    group.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the answer before this text; may be repeated",
-    )
-    group.add_argument(
-        "--stop-token-ids",
-        type=number_list,
-        default=(),
-        metavar="2,7",
-        help=Rare("end the answer at these tokens, too"),
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help=Rare("do not end at the model's own stop tokens")
-    )
 
 
 def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,9 +28,11 @@ class Parser(argparse.ArgumentParser):
     `examples` are command lines, each with what it does. `commands` are the parsers of subcommands.
     """
 
-    def __init__(self, *, examples: Sequence[tuple[str, str]] = (), **settings: Any) -> None:
+    def __init__(
+        self, *, description: str = "", examples: Sequence[tuple[str, str]] = (), **settings: Any
+    ) -> None:
         super().__init__(**settings, allow_abbrev=False, formatter_class=_Formatter)
-        self.examples = examples
+        self.about, self.examples = description, examples
         self.commands: dict[str, Parser] = {}
 
     def error(self, message: str) -> NoReturn:
@@ -49,17 +51,14 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """What `--help` prints."""
-        rare = [(action, action.help) for action in self._actions if isinstance(action.help, Rare)]
-        if not rare:
-            return self.whole_help()
-        for action, _ in rare:
+        rare = {action: action.help for action in self._actions if isinstance(action.help, Rare)}
+        for action in rare:
             action.help = argparse.SUPPRESS
-        try:
-            text = self.whole_help()
-        finally:
-            for action, told in rare:
-                action.help = told
-        return f"{text}\n{len(rare)} more flags, which few need: {self.prog} {HELP_ALL}\n"
+        text = self.whole_help()
+        for action, told in rare.items():
+            action.help = told
+        more = f"\n{len(rare)} more flags, which few need: {self.prog} {HELP_ALL}\n"
+        return text + more if rare else text
 
     def whole_help(self) -> str:
         """What `--help-all` prints."""
@@ -67,20 +66,11 @@ class Parser(argparse.ArgumentParser):
         given = [action for action in self._actions if not action.option_strings]
         words = [f"[{each.metavar}]" if each.nargs == "?" else str(each.metavar) for each in given]
         self.usage = " ".join((self.prog, "[FLAGS]", *words))
-        about, self.description = self.description, None
-        try:
-            flags = super().format_help()
-        finally:
-            self.description = about
-        return "\n".join([*_filled(about or "", width), "", *self._example_lines(width), flags])
-
-    def _example_lines(self, width: int) -> Iterator[str]:
-        if self.examples:
-            yield "examples:"
-            for line, told in self.examples:
-                yield f"  {line}"
-                yield from textwrap.indent("\n".join(_filled(told, width - 6)), 6 * " ").splitlines()
-            yield ""
+        examples = ["examples:"] if self.examples else []
+        for line, told in self.examples:
+            examples += [f"  {line}", *(f"      {each}" for each in _filled(told, width - 6))]
+        parts = (_filled(self.about, width), examples, [super().format_help()])
+        return "\n\n".join("\n".join(part) for part in parts if part)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """As argparse's, with what may be meant."""

@@ -23,14 +23,12 @@ from flowspec.validation import as_dict
 FIXED: Mapping[str, Any] = {
     **dict.fromkeys(("prompt", "prompt_token_ids", "prompts", "journal", "system", "dtype", "context")),
     **dict.fromkeys((*SAMPLING_FIELDS, "max_new_tokens")),
-    **{
-        "cache": CACHE_AUTO,
-        "raw": False,
-        "parallel": 1,
-        "stop": [],
-        "stop_token_ids": (),
-        "ignore_eos": False,
-    },
+    "cache": CACHE_AUTO,
+    "raw": False,
+    "parallel": 1,
+    "stop": [],
+    "stop_token_ids": (),
+    "ignore_eos": False,
 }
 """Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is
 decoded, may change."""
@@ -91,8 +89,7 @@ def check_model(files: ModelFiles, setting: Setting) -> None:
     if found != setting.fingerprint:
         raise InputError(
             f"model {files.model!r} ({found[:8]}) is not the one of the journal ({setting.model!r}, "
-            f"{setting.fingerprint[:8]}); "
-            "give --model the one that began the answer"
+            f"{setting.fingerprint[:8]}); give --model the one that began the answer"
         )
 
 

@@ -56,56 +56,37 @@ def lines(found: dict[str, Any], models: Sequence[str] = ()) -> list[str]:
     ran = ", ".join(text for name, text in rows.items() if not name.startswith(DEAD))
     dead = ", ".join(text for name, text in rows.items() if name.startswith(DEAD))
     spent = ", ".join(f"{told} {found[reported(name)]:.2f}" for name, told in HOP_SECONDS.items())
-    return [
+    told = [
         f"segments   {found['segments']} after the prompt, of which {found['committing_segments']} gave "
-        "tokens; "
-        f"window {found['window']:.1f}",
+        f"tokens; window {found['window']:.1f}",
         f"tokens     {found['tokens_per_commit']:.2f} at a time (S), {found['acceptance_length']:.2f} per "
-        "segment; "
-        f"{100 * found['share_in_flight']:.0f}% were in flight (rho)",
+        f"segment; {100 * found['share_in_flight']:.0f}% were in flight (rho)",
         f"nodes      {found['nodes_drafted']} drafted, {found['nodes_sent']} sent, {found['dropped_alive']} "
         "given up alive",
         *_wrapped(f"rows       {ran}; {found['rows_dropped']} dropped dead: {dead}"),
-        *textwrap.wrap(f"stages     busy {busy}", WIDTH, subsequent_indent=" " * 16),
+        *_wrapped(f"stages     busy {busy}", 16),
         f"drafter    {found['draft_passes']} passes, {found['draft_rows']} rows, {found['draft_s']:.2f} s; "
         f"calibration error {found['calibration_error']:.3f}",
         *_wrapped(
             f"seconds    first token {found['prefill_s']:.2f}, the rest {found['decode_s']:.2f}; all stages: "
             f"{spent}; links {found['link_s']:.2f}, head {found['head_s']:.2f}"
         ),
-        *_chains(found, models),
-        *_waiting(found),
-        *_recoveries(found),
     ]
-
-
-def _wrapped(line: str) -> list[str]:
-    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * 11)
-
-
-def _chains(found: dict[str, Any], models: Sequence[str]) -> list[str]:
-    """Which models drafted and judged, from which token on, and why; the last few."""
-    told: list[str] = []
-    for token, _, chain, reason in found["chains"][-CHAINS_SHOWN:]:
+    for place, (token, _, chain, reason) in enumerate(found["chains"][-CHAINS_SHOWN:]):
         names = " > ".join([*(models[model] for model in chain), "target"])
-        told.append(f"{'chain' if not told else '':10} from token {token}: {names} ({reason})")
+        told.append(f"{'' if place else 'chain':10} from token {token}: {names} ({reason})")
+    if found["waited_s"] >= WAITED_SHOWN_S:
+        told.append(f"waited     {found['waited_s']:.2f} s until the devices had memory for it")
+    if found["recoveries"]:
+        told.append(
+            f"lost       devices {counted(found['recoveries'], 'time')}: {found['recovery_detect_s']:.2f} s "
+            f"of silence, {found['recovery_load_s']:.2f} loading, {found['recovery_prefill_s']:.2f} prefill"
+        )
     return told
 
 
-def _waiting(found: dict[str, Any]) -> list[str]:
-    if found["waited_s"] < WAITED_SHOWN_S:
-        return []
-    return [f"waited     {found['waited_s']:.2f} s until the devices had memory for it"]
-
-
-def _recoveries(found: dict[str, Any]) -> list[str]:
-    if not found["recoveries"]:
-        return []
-    return [
-        f"lost       devices {counted(found['recoveries'], 'time')}: {found['recovery_detect_s']:.2f} s of "
-        "silence, "
-        f"{found['recovery_load_s']:.2f} loading, {found['recovery_prefill_s']:.2f} prefill"
-    ]
+def _wrapped(line: str, indent: int = 11) -> list[str]:
+    return textwrap.wrap(line, WIDTH, subsequent_indent=" " * indent)
 
 
 def expertise_table(session: Session, tokenizer: Tokenizer | None) -> Table | None:

@@ -7,6 +7,7 @@ sampler, that is the arithmetic, and nothing else. The prompt is read one token 
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -106,14 +107,15 @@ class StepByStep:
         self.generate(*asked)
         return self._answers[asked][1]
 
-    def logits(self, tokens: Sequence[int], portions: Sequence[int] = ()) -> Iterator[F32]:
-        """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass, or one."""
+    def logits(self, tokens: Sequence[int], portions: Sequence[int] = (1,)) -> Iterator[F32]:
+        """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass, over and over."""
         self.part.open_cache(REQUEST, len(tokens))
         try:
-            first = 0
-            for rows in portions or [1] * len(tokens):
-                yield self._pass(tokens[first : first + rows], first)
-                first += rows
+            first, sizes = 0, itertools.cycle(portions)
+            while first < len(tokens):
+                rows = tokens[first : first + next(sizes)]
+                yield self._pass(rows, first)
+                first += len(rows)
         finally:
             self.part.close_cache(REQUEST)
 

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowspec.bench.cases import read_prompts
-from flowspec.bench.exactness import STOPPED, parting
 from flowspec.bench.records import EXACT, WRONG
+from flowspec.bench.verify import STOPPED, parting
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.step_by_step import StepByStep
@@ -175,7 +175,7 @@ class Model:
     def _limit(self) -> float:
         """Of a logit's difference between this machine and the plain model, in this precision."""
         whole = StepByStep.load(self._files, self._precision)
-        return self._check(self._files, self._precision, whole).limit
+        return float(self._check(self._files, self._precision, whole)["limit"])
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode_chat([{"role": "user", "content": text}]))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowspec.bench.exactness import parting
 from flowspec.bench.records import EXACT, WRONG
+from flowspec.bench.verify import parting
 
 QUESTIONS = (
     "What is 17 + 25?",

@@ -38,8 +38,8 @@ import numpy as np
 import psutil
 
 from flowspec.bench.console import Step, progress, show
-from flowspec.bench.exactness import STOPPED, Case
 from flowspec.bench.records import WRONG
+from flowspec.bench.verify import STOPPED, Case
 from flowspec.core.methods import METHODS, find_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError

@@ -24,14 +24,14 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from msgspec import to_builtins
-
 from flowspec.bench.config import SHIPPED_PROMPTS, prompt_path
 from flowspec.bench.drafting import open_drafting
 from flowspec.bench.guesses import WIDTH_MAX
 from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
 from flowspec.bench.profiles import BLOCK, CHAIN, MEASURED, TEXT, WITHIN, Profile, Shares, profile_text
-from flowspec.bench.prompts import Prompt, read_prompts
+from msgspec import to_builtins
+
+from flowspec.bench.cases import Prompt, read_prompts
 from flowspec.core.protocol.messages import Commit, Open, Release, Segment, SegmentPart
 from flowspec.draft.kinds import find_drafter
 from flowspec.draft.kinds.base import FileKind

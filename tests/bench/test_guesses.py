@@ -14,22 +14,22 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from msgspec import structs
-from transformers import AutoModelForCausalLM
-
 from flowspec.bench.config import DeclaredDrafter, Setup
 from flowspec.bench.declared import Declared
 from flowspec.bench.drafting import RANDOM, open_drafting
 from flowspec.bench.feature_guesses import PathReader
 from flowspec.bench.guesses import WIDTH_MAX, Guesses, MemoDrafter
 from flowspec.bench.model_guesses import Models
-from flowspec.bench.outcome import EXACT
 from flowspec.bench.plain import PlainCase
 from flowspec.bench.profiled import BlockOfProfile, ChainOfProfile, Profiled
 from flowspec.bench.profiles import BLOCK, CHAIN, MEASURED, TEXT, Profile, Shares
 from flowspec.bench.random_guesses import RANDOM_SHARPNESS, Randoms
-from flowspec.bench.simulated import run
 from flowspec.bench.synthetic import PROMPT_TOKENS, VOCABULARY, Synthetic, synthetic_cases
+from msgspec import structs
+from transformers import AutoModelForCausalLM
+
+from flowspec.bench.records import EXACT
+from flowspec.bench.simulated import run
 from flowspec.core.head.domains import Domains
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import structs
-
-from flowspec.bench import tune as tune_module
 from flowspec.bench.bench import TUNED_FILE, read_cases, warm_up_cases
 from flowspec.bench.config import TUNING_PROMPTS, Bench, Setup, Testbed, prompt_path
 from flowspec.bench.experiments import read_setups
-from flowspec.bench.prompts import read_prompts
 from flowspec.bench.tune import todo_of, total, tune
 from flowspec.bench.virtual_runs import VirtualRuns, Work
+from msgspec import structs
+
+from flowspec.bench import tune as tune_module
+from flowspec.bench.cases import read_prompts
 from tests.bench.benches import boards, synthetic
 
 SMALL: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType
 from msgspec import structs
 
 from flowspec.bench import faithfulness
-from flowspec.bench.exactness import ClusterAnswer, Verdict, judge
+from flowspec.bench.verify import ClusterAnswer, judge
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, TOY_TOLD, ModelFiles
 from flowspec.model.step_by_step import StepByStep
@@ -157,16 +157,16 @@ def test_verify_checks_answers_that_a_schema_binds(run: Run, monkeypatch: pytest
     pytest.importorskip("llguidance")
     true = judge
 
-    def judged(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> Verdict:
+    def judged(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> dict[str, Any]:
         grammar = found.case.sampling.grammar
         if grammar is None:
             return true(plain, found, stop_ids)
         other = structs.replace(grammar, text='{"type": "integer"}')
         case = replace(found.case, sampling=structs.replace(found.case.sampling, grammar=other))
-        assert true(plain, found, stop_ids).kind == "exact"
+        assert true(plain, found, stop_ids)["verdict"] == "exact"
         return true(plain, replace(found, case=case), stop_ids)
 
-    monkeypatch.setattr("flowspec.bench.exactness.judge", judged)
+    monkeypatch.setattr("flowspec.cli.verify.judge", judged)
     few = ["--limit=1", "--temperatures=0", "--max-new-tokens=12", "--local=1", "--method=continuous"]
     lines = run("verify", *few, status=1).out.splitlines()
     assert "exact: NO, 1 of 2 answers are wrong" in lines

@@ -67,7 +67,7 @@ def assert_faithful(folder: Path, dtype: str, whole: Slice | None = None) -> Non
         if not NIGHT:  # of a shorter text chance makes more
             patch.setattr(faithfulness, "TOKENS", 300)
             patch.setattr(faithfulness, "PERPLEXITY_LIMIT", 0.012)
-        assert faithfulness.check(files, dtype, alone).faults == []
+        assert faithfulness.check(files, dtype, alone)["faults"] == []
 
 
 def pipeline(slices: list[Slice], head: HeadCore, drafters: Sequence[Drafter] = ()) -> Pipeline:

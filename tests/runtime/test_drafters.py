@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType
 
-from flowspec.bench.exactness import Case, ClusterAnswer, answer, found_of, judge
 from flowspec.bench.records import EXACT
+from flowspec.bench.verify import Case, ClusterAnswer, answer_of, judge
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.head.events import Drafted, HeadCommand, HeadEvent
 from flowspec.core.methods import make_method
@@ -77,11 +77,12 @@ def test_answers_are_exact(target: str, make: Callable[[Path], Path], stages: in
                     sampling = Sampling(temperature=temperature, seed=4)
                     case = Case(prompt_id=name, prompt=prompt, sampling=sampling)
                     running, timing = session.ask(prompt, sampling, limits)
-                    found.append(found_of(session, case, running, timing, limits))
+                    found.append(answer_of(session, case, running, timing, limits))
                     assert running.end is not None
                     guessed += running.end.statistics["nodes_sent"] - running.end.statistics["segments"]
     plain = StepByStep.load(ModelFiles(model), DTYPE)
-    assert [verdict for one in found if (verdict := judge(plain, one, limits.stop_ids)).kind != EXACT] == []
+    verdicts = [judge(plain, one, limits.stop_ids) for one in found]
+    assert [each for each in verdicts if each["verdict"] != EXACT] == []
     assert guessed > NEW_TOKENS, f"guesses took part: {guessed}"
 
 
@@ -100,10 +101,14 @@ def test_answers_on_processes_are_exact(variant: str, dtype: str, tmp_path: Path
         open_cluster(options) as cluster,
         cluster.session(Decoding(method="tree-sd", drafters=("mtp",)), lambda text, share: None) as session,
     ):
-        found = [answer(session, case, limits, 1, lambda count: None) for case in cases]
+        found = [
+            answer_of(session, case, *session.ask(case.prompt, case.sampling, limits), limits)
+            for case in cases
+        ]
     plain = StepByStep.load(ModelFiles(str(model)), dtype)
-    assert [verdict.kind for one in found if (verdict := judge(plain, one, limits.stop_ids))] == [EXACT] * 2
-    assert [(len(one.tokens), one.drafter) for one in found] == [(12, "mtp")] * 2
+    for one in found:
+        verdict = judge(plain, one, limits.stop_ids)
+        assert (verdict["verdict"], verdict["new_tokens"], verdict["drafter"]) == (EXACT, 12, "mtp")
 
 
 COUNT = 60

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.bench.exactness import Case, ClusterAnswer, found_of, judge
 from flowspec.bench.records import EXACT
+from flowspec.bench.verify import Case, ClusterAnswer, answer_of, judge
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
@@ -138,7 +138,7 @@ def test_no_answer_holds_a_wrong_token(
                     prompt = tuple(tokenizer.encode_chat([{"role": "user", "content": case["prompt"]}]))
                     asked = Case(prompt_id=case["prompt"], prompt=prompt, sampling=sampling)
                     running, timing = session.ask(prompt, sampling, limits)
-                    found.append(found_of(session, asked, running, timing, limits))
+                    found.append(answer_of(session, asked, running, timing, limits))
                     assert not set(sampling.suppress_tokens).intersection(found[-1].tokens)
                     assert running.end is not None
                     if method != "ar" and not make_method(method).is_calibrated:
@@ -146,7 +146,7 @@ def test_no_answer_holds_a_wrong_token(
                         count = running.end.statistics["nodes_sent"] - running.end.statistics["segments"]
                         drafted[drafter] = drafted.get(drafter, 0) + count
     verdicts = [judge(plain, one, limits.stop_ids) for one in found]
-    assert [verdict for verdict in verdicts if verdict.kind != EXACT] == []
+    assert [verdict for verdict in verdicts if verdict["verdict"] != EXACT] == []
     assert all(count for drafter, count in drafted.items() if drafter != "ngram"), (
         f"guesses took part: {drafted}"
     )

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.exactness import Case, found_of, judge
 from flowspec.bench.records import EXACT
+from flowspec.bench.verify import Case, answer_of, judge
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment
 from flowspec.core.stage.events import (
@@ -275,7 +275,7 @@ def test_rows_are_dropped_in_every_place_of_a_real_cluster_and_the_answers_stay_
         for seed in range(1, ANSWERS_MAX + 1):
             case = Case(prompt_id=str(seed), prompt=prompt, sampling=Sampling(temperature=1.0, seed=seed))
             running, timing = session.ask(prompt, case.sampling, end)
-            found.append(found_of(session, case, running, timing, end))
+            found.append(answer_of(session, case, running, timing, end))
             assert running.end is not None
             for place in PLACES:
                 dropped[place] += running.end.statistics[place]
@@ -284,4 +284,4 @@ def test_rows_are_dropped_in_every_place_of_a_real_cluster_and_the_answers_stay_
     assert all(dropped.values()), f"in {len(found)} answers: {dropped}"
     step_by_step = StepByStep.load(ModelFiles(str(target)), "float32")
     verdicts = [judge(step_by_step, one, end.stop_ids) for one in found]
-    assert [verdict for verdict in verdicts if verdict.kind != EXACT] == []
+    assert [verdict for verdict in verdicts if verdict["verdict"] != EXACT] == []
