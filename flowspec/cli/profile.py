@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import progress
-from flowspec.bench.fitting import error, fit
-from flowspec.bench.profile import QUICK, Effort, MeasuredMachine, measure, report
+from flowspec.bench.profile import QUICK, Effort, MeasuredMachine, error, fit, measure, report
 from flowspec.cli.options import check_new_toml, positive, write_file
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note

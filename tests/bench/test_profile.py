@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.fitting import fit
-from flowspec.bench.profile import Effort, MeasuredMachine, RandomModel, made_shape, measure, report
+from flowspec.bench.profile import Effort, MeasuredMachine, RandomModel, fit, made_shape, measure, report
 from flowspec.cli.profile import profile_text
 from flowspec.plan.profile import read_profile
 
