@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from flowspec.cli.options import positive
 from flowspec.core.protocol.precision import ACTIVATIONS
@@ -18,8 +18,9 @@ class Parser(argparse.ArgumentParser):
     """For `python -m lab.checks.NAME` and the like: says what is wrong in one line, and takes no
     abbreviations."""
 
-    def __init__(self, name: str, doc: str | None) -> None:
+    def __init__(self, name: str, doc: str | None, **more: Any) -> None:
         super().__init__(
+            **more,
             prog=f"python -m {name}",
             description=(doc or "").partition("\n\n")[0],
             allow_abbrev=False,

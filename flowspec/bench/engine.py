@@ -143,14 +143,16 @@ def run_simulated(
     out: Path,
     jobs: int,
     step: Step,
+    make: Callable[[], Engine] | None = None,
 ) -> list[AnyRecord]:
-    """The records that are missing, in `jobs` processes, and those that are `done`."""
+    """The records that are missing, in `jobs` processes, each with the engine that it `make`s (None: one that
+    learns from the warm-up), and those that are `done`."""
     assert experiment.world == SIMULATED
     works = works_of(experiment, cases, frozenset(record.key for record in done))
-    engine = partial(Engine, experiment, warm_up_cases(cases))
+    make = make or partial(Engine, experiment, warm_up_cases(cases))
     records = list(done)
     with open_workers(
-        engine,
+        make,
         max(1, min(jobs, len(works))),
         kept=out / RESULTS,
         on_record=lambda count: step("answers", count),

@@ -198,6 +198,10 @@ class Settings(Table, frozen=True, kw_only=True):
         return self.model == SYNTHETIC
 
     @property
+    def needs_acceptance(self) -> bool:
+        return self.is_synthetic
+
+    @property
     def is_load(self) -> bool:
         return bool(self.users or self.steps)
 
@@ -332,7 +336,8 @@ class ExperimentFile(Settings, frozen=True, kw_only=True):
             expect(value in (None, ()), name, value, f"nothing {reason}")
         expected = "nothing without tables [[step]], in which drafters are lost"
         expect(bool(self.steps) or self.silent_s == SILENT_S, "silent_s", self.silent_s, expected)
-        self._check_guesses()
+        has_guesses = bool(self.acceptance) or not self.needs_acceptance
+        expect(has_guesses, "acceptance", NOTHING, "a number above 0 and at most 0.99")
         expected = "at least one table, in testbed = [...] or as [[testbed]]"
         expect(self.world == CLUSTER or self.testbed != (), "testbed", NOTHING, expected)
         has_methods = bool(self.method or self.methods or self.tuned)
@@ -347,10 +352,6 @@ class ExperimentFile(Settings, frozen=True, kw_only=True):
                     raise Misfit(("step", number, key), expected, names)
             expected = f"less than the {step.seconds:g} s of a step in which a drafter is lost"
             expect(not step.lost or step.seconds > self.silent_s, "silent_s", self.silent_s, expected)
-
-    def _check_guesses(self) -> None:
-        is_told = bool(self.acceptance) or not self.is_synthetic
-        expect(is_told, "acceptance", NOTHING, "a number above 0 and at most 0.99")
 
 
 class TunedFile(Table, frozen=True, kw_only=True):

@@ -165,10 +165,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 # ------------------------------------------------------------------------------------------ what is asked for
 
 
-def pick_experiment(args: argparse.Namespace) -> Experiment:
-    """What its file says, with what the flags say instead. What cannot be run is refused before anything is
-    started or written: raises `InputError`."""
-    experiment = read_experiment(find_experiment(args.experiment))
+def pick_experiment(args: argparse.Namespace, experiment: Experiment | None = None) -> Experiment:
+    """What its file says, which is read unless it is given, with what the flags say instead. What cannot be
+    run is refused before anything is started or written: raises `InputError`."""
+    experiment = experiment or read_experiment(find_experiment(args.experiment))
     changes: dict[str, Any] = {
         "world": args.world,
         "model": args.model,
@@ -231,7 +231,7 @@ def _refusals(experiment: Experiment, args: argparse.Namespace) -> Iterator[tupl
         f"--repeat: virtual time gives the same figures every time; expected 1, got {experiment.repeat}",
     )
     yield (
-        is_synthetic and experiment.acceptance is None,
+        experiment.needs_acceptance and experiment.acceptance is None,
         "--model: synthetic is for experiments that say its `acceptance`",
     )
     for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
@@ -350,7 +350,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         show(summary)
         note(f"report: {out}/report.html (all it is made of is beside it)")
-    return _exit_status(summary, records)
+    return exit_status(summary, records)
 
 
 @contextlib.contextmanager
@@ -365,7 +365,7 @@ def _interruptible(kept: Callable[[], str], args: argparse.Namespace) -> Iterato
         raise ClusterError(f"kept {kept()}; go on with: {command_of(args.words)}") from None
 
 
-def _exit_status(summary: dict[str, Any], records: Sequence[AnyRecord]) -> int:
+def exit_status(summary: dict[str, Any], records: Sequence[AnyRecord]) -> int:
     wrong = [each for each in records if isinstance(each, Record) and each.agreement == WRONG]
     for record in wrong[:5]:
         where = (
@@ -397,7 +397,7 @@ def _write(
         plots.draw_speedup(summary, out / "speedup.png")
         plots.draw_chains(experiment, records, out / "chains.png")
     if experiment.world == SIMULATED and not experiment.is_load:
-        traces = _record_answers(experiment, cases, out)
+        traces = record_answers(Engine(experiment, warm_up_cases(cases)), cases, out)
     if traces:
         if with_plots:
             stages = max(len(trip.hops) for trace in traces.values() for trip in trace.trips)
@@ -407,9 +407,10 @@ def _write(
     write_report(summary, out)
 
 
-def _record_answers(experiment: Experiment, cases: Sequence[PlainCase], out: Path) -> dict[str, Trace]:
+def record_answers(engine: Engine, cases: Sequence[PlainCase], out: Path) -> dict[str, Trace]:
     """One answer of the first testbed with each of a few methods: the longest at the first temperature.
     Writes a recording of each, too."""
+    experiment = engine.experiment
     testbed = experiment.testbeds[0]
     here = [setup for setup in experiment.setups if setup.runs_on(testbed.name)]
     by_name = {setup.name: setup for setup in here}
@@ -418,7 +419,7 @@ def _record_answers(experiment: Experiment, cases: Sequence[PlainCase], out: Pat
         (case for case in cases if case.sampling.temperature == experiment.temperatures[0]),
         key=lambda case: len(case.answer),
     )
-    engine, decode, traces = Engine(experiment, warm_up_cases(cases)), _decode(experiment), {}
+    decode, traces = _decode(experiment), {}
     for setup in (chosen if len(chosen) > 1 else here)[-PANELS_MAX:]:
         run = engine.run(testbed, setup, case, decode)
         about = About(

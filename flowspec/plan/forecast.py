@@ -95,13 +95,13 @@ class Forecast:
     levels: float
 
 
-def _missed(known: Constants, acceptance: float | F64, width: F64, depth: F64) -> F64:
+def _missed(acceptance: float | F64, width: F64, depth: F64) -> F64:
     """The chance that a token is none of `width` nodes at its level, `depth` levels below the last that is
     known."""
-    sharp = known.sharpness * acceptance**known.acceptance_power
-    bits = np.log(np.maximum(known.width_factor * width, 1)) ** known.width_power
+    sharp = FITTED.sharpness * acceptance**FITTED.acceptance_power
+    bits = np.log(np.maximum(FITTED.width_factor * width, 1)) ** FITTED.width_power
     return np.asarray(
-        (1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-known.depth_power), known.least)
+        (1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-FITTED.depth_power), FITTED.least)
     )
 
 
@@ -111,7 +111,6 @@ def seconds_per_token(
     nodes: F64,
     guessing: Guessing,
     share: float | F64 = 1.0,
-    known: Constants = FITTED,
 ) -> tuple[F64, F64, F64]:
     """One user's seconds per token, with the levels and the misses they come of; all of the shape of the
     arguments, which broadcast.
@@ -123,13 +122,13 @@ def seconds_per_token(
     slot_s, trip_s, nodes, share = (
         np.asarray(each, dtype=np.float64)[..., None] for each in (slot_s, trip_s, nodes, share)
     )
-    every_s = np.maximum(slot_s * share, known.pass_levels * LEVELS * guessing.pass_s) + known.busy_s
-    trip_s = trip_s + known.busy_s
+    every_s = np.maximum(slot_s * share, FITTED.pass_levels * LEVELS * guessing.pass_s) + FITTED.busy_s
+    trip_s = trip_s + FITTED.busy_s
     flight, slot = np.maximum(trip_s / every_s - 1, 0), np.maximum(LEVELS - 1, 0)
-    ahead = known.flight_depth * LEVELS * flight + known.slot_depth * slot
-    missed = _missed(known, guessing.acceptance, nodes / LEVELS, 1 + ahead)
+    ahead = FITTED.flight_depth * LEVELS * flight + FITTED.slot_depth * slot
+    missed = _missed(guessing.acceptance, nodes / LEVELS, 1 + ahead)
     tokens = (1 - (1 - missed) ** LEVELS) / missed
-    drafting_s = known.missed_pass * guessing.pass_s * np.maximum(LEVELS, 1)
+    drafting_s = FITTED.missed_pass * guessing.pass_s * np.maximum(LEVELS, 1)
     waiting_s = np.maximum(trip_s - every_s, 0) + drafting_s
     time_s = np.where(nodes < LEVELS, np.inf, missed * waiting_s + every_s / tokens)
     at: Any = time_s.argmin(axis=-1)[..., None]

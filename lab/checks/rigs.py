@@ -1,5 +1,4 @@
-"""Devices to disturb, and how each fault strikes and ends: local processes, daemons in network namespaces,
-daemons in control groups."""
+"""Devices to disturb, and how each fault strikes and ends: local processes, daemons in network namespaces."""
 
 from __future__ import annotations
 
@@ -27,13 +26,11 @@ from flowspec.runtime.cluster_file import read_cluster
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.session import OpenCluster, Session
-from lab.checks.memory_group import MemoryGroup
-from lab.checks.pauses import DRAFTER, FORMED
+from lab.checks.pauses import FORMED
 
 PROCESS_FAULTS = ("kill", "stop", "drafter", "suspend")
 LINK_FAULTS = ("sever", "loss", "return", "slow", "oneway", "frames", "mtu")
-MEMORY_FAULTS = ("memory", "drafter-memory")
-FAULTS = (*PROCESS_FAULTS, *LINK_FAULTS, *MEMORY_FAULTS)
+FAULTS = (*PROCESS_FAULTS, *LINK_FAULTS)
 STAGES = 4
 DRAFTERS = ("draft", "draft-math")
 NETNS = Path(__file__).parents[2] / "launch" / "netns"
@@ -57,7 +54,7 @@ class Rig:
     """Devices to disturb: `hit` and `heal` take a target's number and what is known of it.
 
     `prepare` is done before the answer that is disturbed. Answers are asked for until what is named in
-    `until` has happened after the fault (`FORMED` or `DRAFTER` of `pauses`; empty: one answer). `check` says
+    `until` has happened after the fault (`FORMED` of `pauses`; empty: one answer). `check` says
     what is wrong with how a fault ended, if anything is: it is told the target's number and the notes.
     """
 
@@ -76,17 +73,10 @@ class Rig:
         return targets[number % len(targets)]
 
 
-@contextlib.contextmanager
-def rig_of(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterator[Rig]:
+def rig_of(files: ModelFiles, dtype: str, fault: str, spares: int) -> contextlib.AbstractContextManager[Rig]:
     """The devices for a fault; raises `InputError` where it cannot be brought about here."""
-    if fault in LINK_FAULTS:
-        making = netns_rig(files, dtype, fault)
-    elif fault in MEMORY_FAULTS:
-        making = memory_rig(files, dtype, fault)
-    else:
-        making = local_rig(files, dtype, fault, spares)
-    with making as rig:
-        yield rig
+    is_of_links = fault in LINK_FAULTS
+    return netns_rig(files, dtype, fault) if is_of_links else local_rig(files, dtype, fault, spares)
 
 
 def cluster_of(files: ModelFiles, dtype: str, devices: Sequence[Device]) -> OpenCluster:
@@ -104,12 +94,6 @@ def cluster_of(files: ModelFiles, dtype: str, devices: Sequence[Device]) -> Open
     return OpenCluster(files=files, config=config, plan=plan, is_local=True, devices=tuple(devices))
 
 
-def check_drafters(files: ModelFiles, fault: str) -> None:
-    """Raises `InputError` for a model without drafters of its own."""
-    if files.model != BUNDLED:
-        raise InputError(f"--faults {fault}: expected the bundled model, got {files.model!r}")
-
-
 # ----------------------------------------------------------------------------------------- local processes
 
 
@@ -117,8 +101,8 @@ def check_drafters(files: ModelFiles, fault: str) -> None:
 def local_rig(files: ModelFiles, dtype: str, fault: str, spares: int) -> Iterator[Rig]:
     """Local daemons; the dead are replaced by spare ones from run to run."""
     drafters = len(DRAFTERS) if fault == "drafter" else 0
-    if drafters:
-        check_drafters(files, fault)
+    if drafters and files.model != BUNDLED:
+        raise InputError(f"--faults {fault}: expected the bundled model, got {files.model!r}")
     count = STAGES + drafters + (spares if fault in ("kill", "drafter") else 0)
     with contextlib.ExitStack() as stack:
         log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "log"
@@ -358,13 +342,15 @@ class Daemon:
         return self.folder / "log"
 
     def start(self) -> None:
-        nothing = {"HF_HOME": str(self.folder / "hub"), "HF_HUB_OFFLINE": "1"}
+        # without what would name another hub or cache
+        here = {
+            key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGINGFACE_"))
+        }
+        here |= {"HF_HOME": str(self.folder / "hub"), "HF_HUB_OFFLINE": "1"}
         options = f"--port {self.port} --name {self.name} --threads 1".split()
         options += ["--cache-dir", str(self.folder / "store")]
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [*FLOWSPEC, "daemon", *options], env={**_environment(), **nothing}, stderr=log
-            )
+            self._process = subprocess.Popen([*FLOWSPEC, "daemon", *options], env=here, stderr=log)
 
     def wait(self) -> None:
         """Until the daemon listens; raises `ClusterError` when it does not come up."""
@@ -386,66 +372,7 @@ class Daemon:
             self._process = None
 
 
-def _environment() -> dict[str, str]:
-    """Without what would name another hub or cache."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGINGFACE_"))}
-
-
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
-
-
-# ------------------------------------------------------------------------------------------ control groups
-
-
-@contextlib.contextmanager
-def memory_rig(files: ModelFiles, dtype: str, fault: str) -> Iterator[Rig]:
-    """Daemons each in a control group, from which memory is taken until the kernel ends the daemon; then it
-    is started again."""
-    drafters = len(DRAFTERS) if fault == "drafter-memory" else 0
-    if drafters:
-        check_drafters(files, fault)
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        daemons = [Daemon(number, folder) for number in range(STAGES + drafters)]
-        groups = {}
-        for daemon in daemons:
-            groups[daemon.name] = MemoryGroup(daemon.name)
-            stack.callback(groups[daemon.name].remove)
-        by_name = {daemon.name: daemon for daemon in daemons}
-        killed = dict.fromkeys(by_name, 0)
-
-        def start(daemon: Daemon) -> None:
-            daemon.start()
-            groups[daemon.name].add(daemon.pid)
-            daemon.wait()
-
-        for daemon in daemons:
-            stack.callback(daemon.kill)
-            start(daemon)
-        devices = [Device(name=daemon.name, address=f"127.0.0.1:{daemon.port}") for daemon in daemons]
-        stages, extra = devices[:STAGES], devices[STAGES:]
-
-        def heal(session: Session, number: int) -> None:
-            name = rig.target(number).name
-            groups[name].ease()
-            by_name[name].kill()
-            start(by_name[name])
-
-        def check(number: int, notes: Sequence[str]) -> str:
-            name = rig.target(number).name
-            before, killed[name] = killed[name], groups[name].killed
-            return "" if killed[name] > before else f"the kernel did not end {name}"
-
-        rig = Rig(
-            replace(cluster_of(files, dtype, stages), drafter_devices=tuple(extra)),
-            lambda session, number: groups[rig.target(number).name].squeeze(),
-            heal,
-            Decoding(drafters=DRAFTERS) if drafters else Decoding(),
-            logs=lambda: [daemon.log for daemon in daemons],
-            until=DRAFTER if drafters else FORMED,
-            check=check,
-        )
-        yield rig

@@ -22,10 +22,6 @@ With each daemon in a network namespace (`launch/netns`; for root):
 
 In these three a note must name the link, and its far end must be lost, or the near end of `mtu`.
 
-With each daemon in a control group for memory (version 1 or 2; for root):
-
-- `memory`, `drafter-memory`: memory is taken from a stage, or a drafter, until the kernel ends its daemon.
-
 A run's pause is told by what it was spent on (`pauses.py`).
 """
 

@@ -8,22 +8,26 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from flowspec import __version__
+from flowspec.core.cluster.forming import CONTROL
+from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.cluster.membership import Membership
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import Cancel, Forget, Submit
 from flowspec.core.head.head import HeadCore
+from flowspec.core.protocol.cluster_messages import Assign, Error, Hello, Ping, Reset
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Clock
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import Frames
 from flowspec.sim.record import SimulatedAnswer
+from flowspec.wire.codec import Envelope
 from lab.faults.cluster import Cluster
 from lab.faults.daemon import NO_NUMBER, SLOW, SimDaemon
 from lab.faults.dialects import spoken
 from lab.faults.network import Connection, Network
 from lab.faults.oracle import LOOK_S, Oracle
-from lab.faults.other_head import OtherHead
 from lab.faults.pipelines import HEAD
 from lab.faults.schedule import HEAL_S, Fault, Schedule
 from tests.plain import plain_answer, plain_logprobs
@@ -446,3 +450,57 @@ class Play:
             daemon.go_on()
             daemon.recover()
             daemon.layers_max = self.schedule.layer_count
+
+
+OTHER_HEAD = "another head"
+FIRST_SESSION = 1000
+PING_S = 0.5
+
+
+class OtherHead:
+    """Another head that wants `daemon` for itself until `until_s`, and lets go of it then. `number` tells it
+    from others of its kind."""
+
+    def __init__(
+        self, clock: Clock, network: Network, daemon: SimDaemon, number: int, layer_count: int, until_s: float
+    ) -> None:
+        self._clock = clock
+        self._until_s = until_s
+        self._layer_count = layer_count
+        taken = {OTHER_HEAD: self._take, daemon.name: daemon.take}
+        self._line = network.connect(
+            OTHER_HEAD,
+            daemon.name,
+            CONTROL,
+            incarnation_of(FIRST_SESSION + number, 1),
+            taken,
+            {},
+            {daemon.name: daemon.refuse},
+        )
+        self._line.send(OTHER_HEAD, Hello(name=OTHER_HEAD, version=__version__, role=CONTROL))
+        self._ask()
+        self._ping()
+
+    def _ask(self) -> None:
+        if self._clock.now_s < self._until_s:
+            assign = Assign(
+                model="another",
+                fingerprint="another",
+                end_layer=self._layer_count,
+                layer_count=self._layer_count,
+                dtype="float32",
+                context=16,
+            )
+            self._line.send(OTHER_HEAD, assign)
+
+    def _ping(self) -> None:
+        if self._clock.now_s >= self._until_s:
+            self._line.send(OTHER_HEAD, Reset())
+            return
+        self._line.send(OTHER_HEAD, Ping())
+        self._clock.at(min(self._until_s, self._clock.now_s + PING_S), self._ping)
+
+    def _take(self, connection: Connection, envelope: Envelope, frames: Frames) -> None:
+        del connection, frames
+        if isinstance(envelope.message, Error) and envelope.message.retry_after_s > 0:
+            self._clock.at(self._clock.now_s + PING_S, self._ask)

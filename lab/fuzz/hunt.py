@@ -13,12 +13,14 @@ import gc
 import hashlib
 import json
 import random
+import sys
 import time
 import traceback
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import psutil
@@ -27,11 +29,11 @@ import flowspec
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError, PeerError
 from flowspec.wire.codec import decode, encode
-from lab.fuzz.arcs import Arcs
 from lab.fuzz.mutate import mutated
 from lab.fuzz.samples import Frames, sample_frames
 from lab.fuzz.world import Genome, World
 
+Trace = Callable[[FrameType, str, Any], Any]
 TRACED_EACH = 40
 WORLDS_SHARE = 0.03
 """Of the cases; a world takes in some dozens of frames."""
@@ -46,6 +48,47 @@ RAW_MAX = 300
 
 Case = Frames | Genome
 _PACKAGE = Path(flowspec.__file__).parent
+
+
+class Arcs:
+    """The steps from line to line that were taken in some folders and files, by Python's own tracing."""
+
+    def __init__(self, *places: Path) -> None:
+        self._places = tuple(str(place) for place in places)
+        self._known: set[tuple[str, int, int]] = set()
+        self._is_ours: dict[str, bool] = {}
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def watch(self, call: Callable[[], None]) -> bool:
+        """Runs `call`; whether it took a step that none did before. A debugger's or a coverage tool's own
+        tracing stands still meanwhile."""
+        before, old = len(self._known), sys.gettrace()
+        sys.settrace(self._on_call)
+        try:
+            call()
+        finally:
+            sys.settrace(old)
+        return len(self._known) > before
+
+    def _on_call(self, frame: FrameType, event: str, value: Any) -> Trace | None:
+        file = frame.f_code.co_filename
+        is_ours = self._is_ours.get(file)
+        if is_ours is None:
+            is_ours = self._is_ours[file] = file.startswith(self._places)
+        if not is_ours:
+            return None
+        last, known = 0, self._known
+
+        def on_line(frame: FrameType, event: str, value: Any) -> Trace:
+            nonlocal last
+            if event == "line":
+                known.add((file, last, frame.f_lineno))
+                last = frame.f_lineno
+            return on_line
+
+        return on_line
 
 
 @dataclass(slots=True)

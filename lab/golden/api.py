@@ -18,6 +18,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -652,10 +653,12 @@ def _recordings(place: Place) -> Iterator[Observation]:
     yield Observation(key="recording/real", value=_outline(json.loads(path.read_text("utf-8"))))
     out = place.home / "bench"
     few = ("--temperatures", "0", "--limit", "1", "--max-new-tokens", "10")
-    kinds = ("--experiment", "paper-bundled", "--world", "simulated", "--methods", ",".join(BENCH))
-    done = place.run("bench", *kinds, *few, "--nothing-learnt", "--no-plots", "--out", str(out))
-    if done.returncode:
-        raise RuntimeError(f"flowspec bench: {done.stderr.strip()[-200:]}")
+    kinds = ("--experiment", "paper-bundled", "--methods", ",".join(BENCH), "--nothing-learnt")
+    command = [sys.executable, "-m", "lab.bench", *kinds, *few, "--out", str(out), "--json"]
+    bench = place.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    _, errors = bench.communicate()
+    if bench.returncode:
+        raise RuntimeError(f"lab.bench: {errors.strip()[-200:]}")
     names = sorted(file.name for file in out.glob("recording-*"))
     yield Observation(key="recording/virtual", value=names)
     for name in names:

@@ -28,22 +28,9 @@ RUNS: Mapping[str, tuple[str, ...]] = {
     "floor": ("--limit", "1", "--temperatures", "0", "--max-new-tokens", "32"),
 }
 """Experiments, and the flags that make them small enough to be run each time."""
-FIGURES = (
-    *("new_tokens", "finish_reason", "agreement", "decode_s", "time_to_first_token_s", "tokens_per_s", "S"),
-    *(
-        "rho",
-        "acceptance",
-        "stage_busy",
-        "dropped_rows",
-        "rows",
-        "network_bytes",
-        "energy_j",
-        "tau_s",
-        "trip_s",
-    ),
-    *("chains", "arithmetic"),
-)
-"""Of an answer's record; its digest of all events is left out, which are the program's own affair."""
+KEY = {"experiment", "world", "testbed", "method", "prompt_id", "domain", "temperature", "seed", "repeat"}
+LEFT_OUT = KEY | {"events", "digest"}
+"""Of an answer's record: all events are the program's own affair."""
 DIGITS = 9
 RUN_S = 600.0
 
@@ -62,7 +49,7 @@ def observe(place: Place, name: str) -> Iterator[Observation | Absent]:
         for line in (out / "results.jsonl").read_text("utf-8").splitlines():
             record = json.loads(line)
             which = (record["testbed"], f"T={record['temperature']}", record["method"], record["prompt_id"])
-            figures = {figure: round_numbers(record[figure]) for figure in FIGURES}
+            figures = {name: round_numbers(value) for name, value in record.items() if name not in LEFT_OUT}
             yield Observation(key="/".join((experiment, *which)), value=figures)
         summary = json.loads(done.stdout.replace(str(place.home), "#home"))
         for of_machine in ("machine", "versions"):

@@ -8,9 +8,8 @@ there (features, where it reads any), and then given the answer's own next token
 that one. So places of an answer are asked about at distances up to 16, which is where a full pipeline is,
 always below true tokens. Nothing of virtual time is in it: the drafter runs as in the runtime.
 
-`FOLDER/NAME.toml` is a profile as `flowspec bench` takes it (`flowspec.bench.profiles`), with the hashes of
-the drafter's and the target's files. What was counted is kept beside it, answer by answer, so a run that was
-stopped goes on.
+`FOLDER/NAME.toml` is a profile as `lab.bench` takes it, with the hashes of the drafter's and the target's
+files.
 """
 
 from __future__ import annotations
@@ -24,21 +23,22 @@ from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
-from flowspec.bench.config import SHIPPED_PROMPTS, prompt_path
-from flowspec.bench.drafting import open_drafting
-from flowspec.bench.guesses import WIDTH_MAX
-from flowspec.bench.plain import PlainCase, make_samplings, plain_cases
-from flowspec.bench.profiles import BLOCK, CHAIN, MEASURED, TEXT, WITHIN, Profile, Shares, profile_text
 from msgspec import to_builtins
 
-from flowspec.bench.cases import Prompt, read_prompts
+from flowspec.bench.cases import PlainCase, Prompt, make_samplings, plain_cases, prompt_path, read_prompts
+from flowspec.bench.drafters import open_drafter
+from flowspec.bench.experiment import SHIPPED_PROMPTS, WIDTH_MAX, Experiment
+from flowspec.cli.options import reals
 from flowspec.core.protocol.messages import Commit, Open, Release, Segment, SegmentPart
 from flowspec.draft.kinds import find_drafter
 from flowspec.draft.kinds.base import FileKind
 from flowspec.draft.kinds.block import Block
 from flowspec.draft.protocol import Drafter
-from flowspec.errors import FlowSpecError, InputError
+from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.plan.tables import toml_of
+from lab.bench.profiles import BLOCK, CHAIN, MEASURED, TEXT, WITHIN, Profile, Shares
+from lab.command import Parser, run_command
 
 AHEAD, STRIDE = 16, 3
 """Distances that are asked about, and tokens between two places from where they are."""
@@ -48,7 +48,6 @@ SLOTS_MORE = 900
 """Of a request's cache, for all the guesses that are made below one path."""
 TOKENS_LEAST = 10
 """At distance 1, at each temperature: a domain of fewer tells nothing, and is left out of the profile."""
-COUNTED = "counted.jsonl"
 
 Hits = list[list[int]]
 """By distance: the numbers of proposals that came true at each rank, and behind these of all that were
@@ -198,7 +197,6 @@ def profile_of(
             "give more prompts"
         )
     return Profile(
-        name=name,
         basis=MEASURED,
         source=source,
         reads=TEXT if not kind.reads_features else BLOCK if isinstance(kind, Block) else CHAIN,
@@ -233,73 +231,50 @@ def chosen_prompts(names: Sequence[str], each: int) -> Iterator[Prompt]:
                 )
 
 
-def measured(args: argparse.Namespace, name: str, target: ModelFiles, cases: Sequence[PlainCase]) -> Profile:
-    """Counts what is missing, an answer at a time; each is on disk the moment it is there."""
-    path = args.out / COUNTED
-    known = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.exists() else []
-    done = {(each["drafter"], each["prompt"], each["temperature"]): each for each in known}
-    drafting, drafter = open_drafting(name, target), None
+def measure(args: argparse.Namespace, name: str, target: ModelFiles, cases: Sequence[PlainCase]) -> Profile:
+    experiment = Experiment(name="acceptance", testbeds=(), setups=(), model=args.model)
+    virtual = open_drafter(experiment, name, coupled=True)
+    drafter, counts = virtual.begin(cases[0])(), []
     for request, case in enumerate(cases):
-        key = (name, case.prompt_id, case.sampling.temperature)
-        if key in done:
-            continue
         # One that looks up texts is one for all: it remembers. Others begin anew, with the case's features.
-        if drafter is None or find_drafter(name).has_tensors:
-            drafter = drafting.begin(case)()
+        if find_drafter(name).has_tensors:
+            drafter = virtual.begin(case)()
         assert drafter is not None, "nothing drafts"
         hits = count_hits(drafter, case, request)
-        done[key] = {**dict(zip(("drafter", "prompt", "temperature"), key, strict=True)), "hits": hits}
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(done[key]) + "\n")
+        counts.append((case.domain, case.sampling.temperature, hits))
         print(f"{name}: {request + 1} of {len(cases)}", file=sys.stderr, flush=True)
-    counted = [
-        (
-            case.domain,
-            case.sampling.temperature,
-            done[name, case.prompt_id, case.sampling.temperature]["hits"],
-        )
-        for case in cases
-    ]
-    drafter = drafter or drafting.begin(cases[0])()
-    return profile_of(name, target, counted, args.source, getattr(drafter, "depths", ()))
+    return profile_of(name, target, counts, args.source, getattr(drafter, "depths", ()))
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m lab.perf.acceptance", description=__doc__.splitlines()[0]
-    )
-    parser.add_argument("--drafter", action="append", required=True, metavar="NAME")
-    parser.add_argument("--model", default=BUNDLED)
-    parser.add_argument("--prompts", action="append", metavar="FILE", help="as of flowspec bench")
-    parser.add_argument("--each", type=int, default=2, metavar="N", help="prompts of each domain")
-    parser.add_argument("--temperatures", default="0,1")
-    parser.add_argument("--max-new-tokens", type=int, default=96)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--json", action="store_true", help="print the profiles as one JSON object")
-    args = parser.parse_args(words)
+def command(args: argparse.Namespace) -> int:
     args.source = f"lab.perf.acceptance, {args.each} of each domain of " + ", ".join(
         Path(name).stem for name in args.prompts or [SHIPPED_PROMPTS]
     )
     args.source += f"; up to {args.max_new_tokens} tokens"
     target = ModelFiles(args.model)
-    samplings = make_samplings([float(each) for each in args.temperatures.split(",")], [1])
+    samplings = make_samplings(args.temperatures, [1])
     args.out.mkdir(parents=True, exist_ok=True)
     prompts = list(chosen_prompts(args.prompts or [SHIPPED_PROMPTS], args.each))
     cases = plain_cases(target, prompts, samplings, args.max_new_tokens, args.out / "answers.json")
-    profiles = []
+    profiles: dict[str, Profile] = {}
     for name in args.drafter:
-        profiles.append(measured(args, name, target, [case for case in cases if len(case.answer) > 1]))
-        (args.out / f"{name}.toml").write_text(profile_text(profiles[-1]), "utf-8")
-    if args.json:
-        print(json.dumps({each.name: to_builtins(each) for each in profiles}))
-    else:
-        for each in profiles:
-            print(each.table())
+        profiles[name] = measure(args, name, target, [case for case in cases if len(case.answer) > 1])
+        (args.out / f"{name}.toml").write_text(toml_of(to_builtins(profiles[name])), "utf-8")
+    print(json.dumps(to_builtins(profiles)) if args.json else f"{', '.join(profiles)}: written to {args.out}")
     return 0
 
 
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = Parser("lab.perf.acceptance", __doc__)
+    parser.add_argument("--drafter", action="append", required=True, metavar="NAME")
+    parser.add_argument("--model", default=BUNDLED)
+    parser.add_argument("--prompts", action="append", metavar="FILE", help="as of flowspec bench")
+    parser.whole("--each", 2, "prompts of each domain")
+    parser.add_argument("--temperatures", type=reals, default=(0.0, 1.0), metavar="0,1")
+    parser.whole("--max-new-tokens", 96)
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    return run_command(parser, command, argv)
+
+
 if __name__ == "__main__":
-    try:
-        sys.exit(main())
-    except FlowSpecError as error:
-        sys.exit(f"acceptance: {error}")
+    sys.exit(main())

@@ -5,10 +5,13 @@ Every mix is drawn from its number: boards, how many, each one's network, model,
 chooses among all devices; the two splits use them all in the order drawn, but leave out the head's where the
 plan keeps it for the head. They guess or not as is foretold to be best for them. Rates are tokens by time of
 the same balanced answers (`bench.synthetic`), which no plan was chosen or foretold by. A split that is
-clearly slower is given one answer only. `--exhaustive N` compares plans of N small mixes with all that could
-be chosen (`lab.perf.exhaustive`) instead.
+clearly slower is given one answer only.
 
-    python -m lab.perf.planner_check [--mixes 200] [--within 0.05] [--answers 4] [--out FILE.jsonl]
+`--exhaustive N` plans N small mixes instead, and rates all that could be chosen by the planner's own formula:
+all orders of all subsets, all places of the head, all splits that fit, with and without guesses, in all
+allowed precisions. This says of the search that it misses nothing, and of the formula nothing.
+
+    python -m lab.perf.planner_check [--mixes 200] [--within 0.05] [--answers 4]
     python -m lab.perf.planner_check --exhaustive 60
 """
 
@@ -19,9 +22,8 @@ import json
 import random
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
-from itertools import combinations
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -29,16 +31,15 @@ import numpy.typing as npt
 
 from flowspec.bench.console import progress, show
 from flowspec.bench.planned import simulated
-from flowspec.errors import InputError
 from flowspec.plan.memory import weights_of
+from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.profile import find_profile, profile_names
-from flowspec.plan.shape import find_shape
+from flowspec.plan.shape import eagle_shape, find_shape
 from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, Site, site
 from flowspec.plan.split import even_split, weighted_split
 from flowspec.plan.timing import LinkSpec
 from lab.command import Parser, run_command
-from lab.perf.exhaustive import compare
 
 Floats = npt.NDArray[np.float64]
 
@@ -184,34 +185,6 @@ def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | Non
     )
 
 
-class Findings:
-    """Outcomes by mix (None: the model does not fit), kept in a file of one JSON object for each if there is
-    one, so that a run can go on."""
-
-    def __init__(self, path: Path | None, settings: dict[str, int]) -> None:
-        self._path = path
-        self._settings = settings
-        self.known: dict[int, Outcome | None] = {}
-        if path is None or not path.exists():
-            return
-        names = {field.name for field in fields(Outcome)}
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            entry = json.loads(line)
-            if any(entry.get(name) != value for name, value in settings.items()):
-                raise InputError(f"{path}:{number}: expected a run with {settings}; give another --out")
-            fitting = {name: value for name, value in entry.items() if name in names}
-            self.known[entry["mix"]] = Outcome(**fitting) if len(fitting) == len(names) else None
-
-    def add(self, number: int, found: Outcome | None) -> None:
-        self.known[number] = found
-        if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
-                print(
-                    json.dumps({"mix": number, **self._settings, **({} if found is None else asdict(found))}),
-                    file=file,
-                )
-
-
 def _shares(plan: Plan) -> list[float]:
     places: list[tuple[Site, int]] = [(stage.site, stage.total_bytes) for stage in plan.stages]
     return [used / place.memory_bytes for place, used in [*places, (plan.head, plan.head_bytes)]]
@@ -262,17 +235,117 @@ def _errors(errors: Floats) -> dict[str, Any]:
     }
 
 
+# ------------------------------------------------------------------------------------------ small mixes
+
+BOARDS = ("jetson-orin-nano", "raspberry-pi-5", "old-laptop", "raspberry-pi-4")
+SHAPE = "llama-2-7b"
+LAYERS = 6
+NEARLY = 0.98
+"""A plan that has such a share of the best rate is good: of those within 1% it takes the one of fewest
+devices, and among the splits of an order it chooses by the formula alone, uncorrected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A small mix: how many splits there are, the best one's rate and the plan's (0 where nothing fits)."""
+
+    mix: int
+    devices: int
+    splits: int
+    best_tokens_per_s: float
+    tokens_per_s: float
+
+    @property
+    def is_best(self) -> bool:
+        return self.tokens_per_s >= NEARLY * self.best_tokens_per_s
+
+
+def small_request(number: int) -> PlanRequest:
+    """Two or three devices of any kind, of which some hold few layers, with any links, and a model of six
+    layers."""
+    chance = random.Random(number)
+    shape = replace(find_shape(SHAPE), name="six", layers=LAYERS)
+    boards = chance.choices(BOARDS, k=chance.choice((2, 3)))
+    sites = tuple(
+        site(f"{at}-{board}", find_profile(board), int(chance.uniform(2, 9) * 1e9))
+        for at, board in enumerate(boards)
+    )
+    links = {
+        frozenset(pair): LinkSpec(
+            bandwidth_mbps=chance.choice((20, 100, 1000)), delay_s=chance.choice((0.0005, 0.02))
+        )
+        for pair in combinations([each.name for each in sites], 2)
+    }
+    return PlanRequest(
+        sites=sites,
+        network=Network(default=LinkSpec(bandwidth_mbps=1000, delay_s=0.0005), pairs=links),
+        shape=shape,
+        weights=weights_of(shape),
+        precisions=("float16",),
+        drafter=PlannedDrafter(
+            name="eagle", shape=eagle_shape(shape), acceptance=chance.choice((0.3, 0.635, 0.8))
+        ),
+        users=chance.choice((1, 1, 3)),
+    )
+
+
+def all_rates(request: PlanRequest) -> Iterator[float]:
+    """The rate of everything that could be chosen."""
+    partition = Partition(request)
+    for count in range(1, min(len(request.sites), request.shape.layers) + 1):
+        for order in permutations(request.sites, count):
+            for head in request.heads:
+                for precision in request.precisions:
+                    for guesses in (False, request.drafter is not None):
+                        yield from _splits(
+                            partition,
+                            Arrangement(order=order, head=head, precision=precision, guesses=guesses),
+                        )
+
+
+def _splits(partition: Partition, arrangement: Arrangement) -> Iterator[float]:
+    if not partition.head_fits(arrangement):
+        return
+    room = partition.room(arrangement)
+    for layers in compositions(partition.request.shape.layers, len(room)):
+        if all(some <= most for some, most in zip(layers, room, strict=True)):
+            yield partition.rated(arrangement, layers).forecast.tokens_per_s
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """All ways to share `total` out to so many places, at least one to each."""
+    for bars in combinations(range(1, total), parts - 1):
+        yield tuple(end - start for start, end in zip((0, *bars), (*bars, total), strict=True))
+
+
+def compare(number: int) -> Compared:
+    """Plans a small mix, and tries all."""
+    request = small_request(number)
+    rates = list(all_rates(request))
+    try:
+        planned = make_plan(request).forecast.tokens_per_s
+    except DoesNotFit:
+        planned = 0.0
+    return Compared(
+        mix=number,
+        devices=len(request.sites),
+        splits=len(rates),
+        best_tokens_per_s=max(rates, default=0.0),
+        tokens_per_s=planned,
+    )
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
 def command(args: argparse.Namespace) -> int:
     if args.exhaustive:
         return _exhaustive(args)
-    findings = Findings(args.out, {"users": args.users, "answers": args.answers, "tokens": args.tokens})
     found: list[Outcome] = []
     refused, number = 0, args.first
     with progress("planning", args.mixes) as step:
         while len(found) < args.mixes:
-            if number not in findings.known:
-                findings.add(number, checked(number, args.users, args.answers, args.tokens))
-            outcome = findings.known[number]
+            outcome = checked(number, args.users, args.answers, args.tokens)
             refused += outcome is None
             if outcome is not None:
                 found.append(outcome)
@@ -353,12 +426,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.whole("--users", 1, "who ask at once")
     parser.whole("--answers", 4, "simulated for each plan")
     parser.whole("--tokens", 96, "of each answer")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE.jsonl",
-        help="outcomes are kept there, and a run goes on with what it holds",
-    )
     parser.add_argument(
         "--within",
         type=float,

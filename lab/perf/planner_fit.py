@@ -1,18 +1,13 @@
-"""Fits the constants of `plan.forecast` to simulated answers, on mixes that `lab.perf.planner_check` does
-not report.
+"""Makes cases by which the formula of `plan.forecast` is corrected: of mixes that `lab.perf.planner_check`
+does not report.
 
 A mix's number says of which kind its pipeline is: as it is planned; planned, and then with layers moved about
 by chance, so that pipelines with an obvious bottleneck are known, too; of one of its devices, of two, or of
 more, drawn by chance, since plans are mostly of few. The last three have their drafter beside a stage or
-apart, and need not hold the model. Of each kind every third is held out: the others are fitted to, and errors
-are told of both. The mean error is made small by a simplex search (Nelder and Mead, 1965) over the constants'
-logarithms, from the present ones and from some about these. Where guessing hardly pays in simulation a sample
-counts for nothing, since such answers are decoded plainly for the most part.
+apart, and need not hold the model. Errors are shown of every third of a kind, corrected by the others; all
+are written to `plan.forecast.CASES`.
 
     python -m lab.perf.planner_fit [--mixes 240] [--first 20000] [--out FILE.jsonl] [--json]
-
-With `--cases` the constants stay, and the samples become the cases by which the formula is corrected: errors
-are told of those that are held out, corrected by the others, and all are written to `plan.forecast.CASES`.
 """
 
 from __future__ import annotations
@@ -21,8 +16,8 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +29,8 @@ from flowspec.errors import InputError
 from flowspec.plan.forecast import (
     CASES,
     F64,
-    FITTED,
     MANY_ROWS,
     NODES,
-    Constants,
     Correction,
     Guessing,
     Rated,
@@ -55,23 +48,8 @@ KINDS = ("planned", "moved", "one device", "two devices", "several devices")
 HELD_OUT = 3
 """Every so manieth sample of a kind is not fitted to."""
 ANSWERS, TOKENS = 2, 96
-PAYS = 0.97
-"""How many times plain decoding a rate must be. One that is slower has a drafter in its stage's way."""
 MODELLESS = 0.45
 """Drafters that are right less often than that are n-grams, which need no model."""
-POWER, ERROR_MAX = 1.5, 0.4
-"""Errors count to this power, and up to a size: a few odd ones shall not bend the rest."""
-HELD = 0.003
-"""What a constant's squared distance from where it was costs, in logarithms."""
-BEGINNINGS, SPREAD, SEED = 4, 0.5, 7
-"""The search begins where the constants are, and at some places about it by chance: from one it may end in
-a hollow beside a deeper one."""
-ROUNDS, STEPS = 4, 400
-NAMES = tuple(field.name for field in fields(Constants))
-FREE, DEAR = 1.3, 3.0
-"""How many times one row's slot the slot of `ROWS` takes: up to the first these cost nothing, from the second
-on each is paid for."""
-ROWS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,18 +67,8 @@ class Sample:
     tokens_per_s: float
 
     @property
-    def pays(self) -> bool:
-        return self.tokens_per_s >= PAYS * self.plain_tokens_per_s
-
-    @property
     def held_out(self) -> bool:
         return self.mix // len(KINDS) % HELD_OUT == 0
-
-    @property
-    def rows(self) -> str:
-        """What further rows cost on its slowest stage or link."""
-        times = self.slot_s[NODES.index(ROWS)] / self.slot_s[0]
-        return "free" if times <= FREE else "dear" if times >= DEAR else "between"
 
 
 def arranged(request: PlanRequest, number: int) -> tuple[Arrangement, tuple[int, ...]] | None:
@@ -173,68 +141,12 @@ def column(samples: Sequence[Sample], name: str) -> F64:
     return np.array([getattr(each, name) for each in samples])
 
 
-def foretold(samples: Sequence[Sample], known: Constants = FITTED) -> tuple[F64, F64, F64]:
+def foretold(samples: Sequence[Sample]) -> tuple[F64, F64, F64]:
     """What `seconds_per_token` says of each sample and each of `NODES`."""
     acceptance, pass_s = (column(samples, name)[:, None, None] for name in ("acceptance", "pass_s"))
     drafters, nodes = Guessing(acceptance=acceptance, pass_s=pass_s), np.array(NODES, dtype=np.float64)
     slot_s, trip_s = column(samples, "slot_s"), column(samples, "trip_s")
-    return seconds_per_token(slot_s, trip_s, nodes, drafters, known=known)
-
-
-def errors(samples: Sequence[Sample], known: Constants) -> F64:
-    """Logarithms of foretold by simulated rates `[samples]`; what is foretold is plain decoding where that is
-    faster."""
-    found = 1 / foretold(samples, known)[0].min(axis=1)
-    plain, rates = column(samples, "plain_tokens_per_s"), column(samples, "tokens_per_s")
-    return np.asarray(np.log(np.maximum(found, plain) / rates))
-
-
-def fit(samples: Sequence[Sample], start: Constants) -> Constants:
-    """The constants near `start` whose errors are least."""
-
-    def constants(moved: F64) -> Constants:
-        return Constants(
-            **{name: getattr(start, name) * float(np.exp(by)) for name, by in zip(NAMES, moved, strict=True)}
-        )
-
-    def loss(moved: F64) -> float:
-        off = np.minimum(np.abs(errors(samples, constants(moved))), ERROR_MAX)
-        return float((off**POWER).mean() + HELD * (moved**2).mean())
-
-    chance = np.random.default_rng(SEED)
-    found = []
-    for beginning in range(BEGINNINGS):
-        best = chance.normal(0, SPREAD, len(NAMES)) if beginning else np.zeros(len(NAMES))
-        for _ in range(ROUNDS):
-            best = _simplex(loss, best)
-        found.append(best)
-    return constants(min(found, key=loss))
-
-
-def _simplex(loss: Callable[[F64], float], start: F64) -> F64:
-    """Nelder and Mead's search with their usual coefficients."""
-    points = [start, *(start + 0.15 * axis for axis in np.eye(len(start)))]
-    values = [loss(point) for point in points]
-    for _ in range(STEPS):
-        order = np.argsort(values, kind="stable")
-        points, values = [points[at] for at in order], [values[at] for at in order]
-        middle = np.mean(points[:-1], axis=0)
-        beyond = middle - points[-1]
-        tried = middle + beyond
-        value = loss(tried)
-        if value < values[0]:
-            further = middle + 2 * beyond
-            if (further_value := loss(further)) < value:
-                tried, value = further, further_value
-        elif value >= values[-2]:
-            tried = middle - beyond / 2
-            value = loss(tried)
-        if value < values[-1]:
-            points[-1], values[-1] = tried, value
-        else:
-            points = [points[0], *(points[0] + (point - points[0]) / 2 for point in points[1:])]
-            values = [values[0], *(loss(point) for point in points[1:])]
-    return points[int(np.argmin(values))]
+    return seconds_per_token(slot_s, trip_s, nodes, drafters)
 
 
 def rated(samples: Sequence[Sample]) -> Rated:
@@ -261,28 +173,6 @@ def lacked(samples: Sequence[Sample]) -> F64:
     """By what the formula's logarithm is too small; a head does without guesses where they do not pay."""
     rates = [max(each.tokens_per_s, each.plain_tokens_per_s) for each in samples]
     return np.log(np.array(rates) / rated(samples).best_rates)
-
-
-def write_cases(samples: Sequence[Sample], path: Path) -> None:
-    names = ("odds", "trip", "rows", "pass", "nodes", "levels", "missed", "slot", "gain", "lacked")
-    table = np.column_stack([rated(samples).features, lacked(samples)])
-    np.savetxt(path, table, fmt="%.4f", delimiter=",", header=",".join(names), comments="")
-
-
-def correct(samples: Sequence[Sample]) -> int:
-    """Tells how far off held out samples are, as they are and corrected by the others, and writes all."""
-    others, held_out = ([each for each in samples if each.held_out == is_out] for is_out in (False, True))
-    found = Correction.of(rated(others).features, lacked(others))
-    raw = lacked(held_out)
-    left = raw - np.log(found.factors(rated(held_out).features))
-    rows: list[list[str | int]] = []
-    for name, off in (("by formula", raw), ("corrected", left)):
-        size = np.abs(np.expm1(-off))
-        shares = (np.median(size), np.percentile(size, 90), size.max())
-        rows.append([name, len(off), *(f"{share:.1%}" for share in shares), f"{(size <= 0.05).mean():.0%}"])
-    show("errors of held out samples", ["", "samples", "median", "90th", "worst", "within 5%"], rows)
-    write_cases(samples, CASES)
-    return 0
 
 
 def gathered(
@@ -314,51 +204,27 @@ def gathered(
     return [each for each in known.values() if each is not None]
 
 
-def report(samples: Sequence[Sample], known: Constants) -> list[list[str | int]]:
-    """Rows for people: group, samples, and errors in the median, at the 90th percentile, at worst, and their
-    bias."""
-    groups: dict[str, list[Sample]] = {"all": list(samples)}
-    for each in sorted(samples, key=lambda sample: sample.stages):
-        groups.setdefault(f"{each.stages} stages" if each.stages > 1 else "1 stage", []).append(each)
-    for name in ("free", "between", "dear"):
-        groups[f"rows {name}"] = [each for each in samples if each.rows == name]
-        groups[f"1 stage, rows {name}"] = [each for each in samples if each.rows == name and each.stages == 1]
-    rows: list[list[str | int]] = []
-    for name, some in groups.items():
-        if some:
-            off = np.expm1(errors(some, known))
-            size = np.abs(off)
-            shares = (np.median(size), np.percentile(size, 90), off[size.argmax()], np.median(off))
-            rows.append([name, len(some), *(f"{share:+.1%}" for share in shares)])
-    return rows
-
-
 def command(args: argparse.Namespace) -> int:
     samples = gathered(args.mixes, args.first, args.out, args.acceptances, args.kinds)
-    if args.cases:
-        return correct(samples)
-    samples = [each for each in samples if each.pays]
-    fitted_to = [each for each in samples if not each.held_out]
-    held_out = [each for each in samples if each.held_out]
-    if not fitted_to or not held_out:
-        raise InputError(f"--mixes: expected some to fit to and some to hold out, got {args.mixes}")
-    found = fit(fitted_to, FITTED)
+    others, held_out = ([each for each in samples if each.held_out == is_out] for is_out in (False, True))
+    if not others or not held_out:
+        raise InputError(f"--mixes: expected some to correct by and some to hold out, got {args.mixes}")
+    raw = lacked(held_out)
+    correction = Correction.of(rated(others).features, lacked(others))
+    left = raw - np.log(correction.factors(rated(held_out).features))
+    rows = []
+    for name, off in (("by formula", raw), ("corrected", left)):
+        size = np.abs(np.expm1(-off))
+        shares = [float(each) for each in (np.median(size), np.percentile(size, 90), size.max())]
+        rows.append([name, len(off), *shares, float((size <= 0.05).mean())])
+    names = ("odds", "trip", "rows", "pass", "nodes", "levels", "missed", "slot", "gain", "lacked")
+    table = np.column_stack([rated(samples).features, lacked(samples)])
+    np.savetxt(CASES, table, fmt="%.4f", delimiter=",", header=",".join(names), comments="")
+    columns = ["", "samples", "median", "90th", "worst", "within 5%"]
     if args.json:
-        told = {"samples": len(samples), "held_out": len(held_out), **asdict(found)}
-        print(json.dumps(told))
-        return 0
-    show(
-        f"constants fitted to {len(fitted_to)} simulations",
-        ["", "was", "is"],
-        [[name, f"{getattr(FITTED, name):.4f}", f"{getattr(found, name):.4f}"] for name in NAMES],
-    )
-    for title, some in (("fitted to", fitted_to), ("held out", held_out)):
-        for which, known in (("was", FITTED), ("is", found)):
-            show(
-                f"errors of what was {title}, as the formula {which}",
-                ["", "samples", "median", "90th", "worst", "bias"],
-                report(some, known),
-            )
+        print(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+    else:
+        show("errors of held out samples", columns, rows)
     return 0
 
 
@@ -387,9 +253,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         type=Path,
         metavar="FILE.jsonl",
         help="samples are kept there, and all that it holds are used",
-    )
-    parser.add_argument(
-        "--cases", action="store_true", help="make cases of the samples, and fit no constants"
     )
     return run_command(parser, command, argv)
 

@@ -1,23 +1,29 @@
-"""The oracle's bound beside all schedules that there are, tried one by one."""
+"""The oracle's bound beside all schedules that there are, tried one by one; and what a head's events tell of
+when tokens were known and guessed."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowspec.bench import trace
-from flowspec.bench.config import Setup
-from flowspec.bench.oracle import SeenToken, Station, earliest_s
-from flowspec.bench.simulated import run as run_case
-from flowspec.bench.synthetic import Synthetic, synthetic_cases
-from flowspec.core.protocol.messages import Sampling
+from flowspec.bench.cases import synthetic_cases
+from flowspec.bench.engine import Engine
+from flowspec.bench.experiment import Setup
+from flowspec.core.head.events import Draft, Drafted, Emit, SendToFirstStage
+from flowspec.core.protocol.messages import Proposal, Sampling, Segment
 from flowspec.plan.shape import find_shape
-from tests.bench.benches import boards, drafters, synthetic
+from flowspec.sim.record import HEAD
+from lab.bench import oracle
+from lab.bench.oracle import SeenToken, Station, TokenLog, bound_of, earliest_s
+from tests.bench.benches import boards, synthetic
+from tests.core.stages import commit, part_of
 
 TOKENS_MAX = 7
 
@@ -34,12 +40,10 @@ class Run:
 
     def bound_s(self) -> list[float]:
         tokens = [
-            SeenToken(known_s=known, here_s=here, asked_s=asked if here < known else None)
+            SeenToken(known, here, asked if here < known else here)
             for known, here, asked in zip(self.known_s, self.here_s, self.asked_s, strict=True)
         ]
-        stations = [
-            Station(busy_s=lambda rows, of=of: of[rows - 1], delay_s=delay_s) for of, delay_s in self.stations
-        ]
+        stations = [Station((0.0, *busy_s).__getitem__, delay_s) for busy_s, delay_s in self.stations]
         return earliest_s(tokens, stations, self.free_s)
 
     def schedules(self) -> Iterator[list[float]]:
@@ -96,7 +100,7 @@ def runs(draw: st.DrawFn) -> Run:
     stations = []
     for _ in range(draw(st.integers(1, 4))):
         busy_s = draw(st.lists(few, min_size=count, max_size=count))
-        busy_s = busy_s if draw(st.booleans()) else itertools.accumulate(busy_s)
+        busy_s = busy_s if draw(st.booleans()) else list(itertools.accumulate(busy_s))
         stations.append((tuple(map(float, busy_s)), float(draw(few))))
     free = tuple(float(draw(few)) for _ in stations)
     return Run(tuple(known), tuple(here), tuple(asked), tuple(stations), free)
@@ -133,28 +137,49 @@ def test_at_one_station_it_is_the_best_schedule_where_no_guess_waits_for_a_verdi
 def test_of_simulated_answers_the_best_of_all_schedules_is_hardly_slower(
     method: str, stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[Run] = []
+    runs: list[Run] = []
 
     def spy(tokens: Sequence[SeenToken], stations: Sequence[Station], free_s: Sequence[float]) -> list[float]:
         rows = range(1, len(tokens))
-        run = Run(
-            known_s=tuple(each.known_s for each in tokens),
-            here_s=tuple(each.here_s for each in tokens),
-            asked_s=tuple(each.here_s if each.asked_s is None else each.asked_s for each in tokens),
-            stations=tuple((tuple(map(each.busy_s, rows)), each.delay_s) for each in stations),
-            free_s=tuple(free_s),
-        )
-        found.append(run)
+        costs = tuple((tuple(map(each.busy_s, rows)), each.delay_s) for each in stations)
+        known, here, asked = zip(*tokens, strict=True)
+        runs.append(Run(known, here, asked, costs, tuple(free_s)))
         return earliest_s(tokens, stations, free_s)
 
-    monkeypatch.setattr(trace, "earliest_s", spy)
+    monkeypatch.setattr(oracle, "earliest_s", spy)
     testbed = boards(stages, shape=find_shape("llama-2-7b"), drafter_shape=find_shape("eagle-llama-2-7b"))
-    setup = Setup(name=method, method=method)
+    engine = Engine(synthetic(acceptance=0.7), [])
     for case in synthetic_cases(2, [Sampling()], 10):
-        made = drafters(setup, Synthetic(0.7, 1024).begin(case))
-        record = run_case(synthetic(), testbed, setup, case, made).record
-        best_s = min(known_s[-1] for known_s in found[-1].schedules()) - found[-1].known_s[0]
-        assert record.oracle_s is not None
-        assert 0.9 * best_s <= record.oracle_s <= best_s * (1 + 1e-9)
-        assert best_s <= record.decode_s * (1 + 1e-9)
-        assert any(here < known for here, known in zip(found[-1].here_s, found[-1].known_s, strict=True))
+        bound = bound_of(engine, testbed, Setup(name=method, method=method), case)
+        best_s = min(known_s[-1] for known_s in runs[-1].schedules()) - runs[-1].known_s[0]
+        assert 0.9 * best_s <= bound.oracle_s <= best_s * (1 + 1e-9)
+        assert best_s <= bound.decode_s * (1 + 1e-9)
+        assert any(here < known for here, known in zip(runs[-1].here_s, runs[-1].known_s, strict=True))
+
+
+def rows(number: int, *nodes: tuple[int, int, int, int]) -> Segment:
+    """A segment of rows (id, parent, token, position)."""
+    return Segment(segment=number, parts=(part_of(commit(base=2, request=0), nodes),))
+
+
+def drafted(job: int, node: int, *tokens: int) -> Drafted:
+    proposal = Proposal(request=0, epoch=0, node=node, tokens=tokens, confidences=(0.1,) * len(tokens))
+    return Drafted(job=job, proposals=(proposal,), started_s=0.0, ended_s=0.0)
+
+
+def test_a_guess_is_there_once_a_drafter_has_said_it_and_was_asked_for_with_its_job() -> None:
+    """A prompt of two tokens, of which node 1 is the last, and what came then."""
+    log = TokenLog(2)
+    events: list[tuple[Any, list[Any], float]] = [
+        (None, [SendToFirstStage(segment=rows(0, (0, -1, 7, 0), (1, 0, 8, 1)))], 0.0),
+        (None, [Draft(job=0, segment=rows(0, (1, 0, 8, 1)), width=2)], 1.0),
+        (drafted(0, 1, 10, 11), [Draft(job=1, segment=rows(1, (2, 1, 11, 2)), width=2)], 2.0),
+        (drafted(8, 1, 11), [], 3.0),
+        (drafted(1, 2, 21), [], 4.0),
+        (None, [Emit(request=0, tokens=(11,))], 5.0),
+        (None, [Emit(request=0, tokens=(21, 31))], 7.0),
+        (None, [SendToFirstStage(segment=rows(2, (5, 2, 21, 3)))], 8.0),
+    ]
+    for event, commands, now_s in events:
+        log.watch(SimpleNamespace(event=event, commands=commands, now_s=now_s, place=HEAD))  # type: ignore[arg-type]
+    assert log.tokens() == [SeenToken(5.0, 2.0, 1.0), SeenToken(7.0, 4.0, 2.0), SeenToken(7.0, 7.0, 7.0)]

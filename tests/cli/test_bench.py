@@ -19,7 +19,7 @@ import pytest
 
 from flowspec.bench.records import EXACT, EXPERIMENT, RESULTS, WRONG, Record, read_records, write_records
 from flowspec.cli import bench as bench_command
-from flowspec.cli.bench import _exit_status, pick_experiment, published_hint
+from flowspec.cli.bench import exit_status, pick_experiment, published_hint
 from flowspec.cli.commands import build_parser
 from flowspec.errors import ClusterError
 from tests import warm
@@ -105,10 +105,10 @@ def test_where_a_device_is_lost_the_last_line_says_what_is_kept(
 
 def test_a_wrong_answer_fails_the_run(capsys: pytest.CaptureFixture[str]) -> None:
     fine = [record("ar", "a", 1, 1.0), record("continuous", "b", 1, 1.0)]
-    assert _exit_status({}, fine) == _exit_status({}, []) == 0
+    assert exit_status({}, fine) == exit_status({}, []) == 0
     assert capsys.readouterr().err == ""
     wrong = record("tree-sd", "0", 1, 1.0, agreement=WRONG, temperature=1.0, seed=7)
-    assert _exit_status({}, [*fine, *[wrong] * 9]) == _exit_status({"wrong": 1}, []) == 1
+    assert exit_status({}, [*fine, *[wrong] * 9]) == exit_status({"wrong": 1}, []) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("WRONG: tree-sd on two boards, prompt 0, temperature 1, seed 7: ")
     assert len(lines) == 5, "the first few say it"

@@ -1,4 +1,4 @@
-"""What a local search finds, memory to the byte, and what changes a plan; `lab.perf.exhaustive` compares
+"""What a local search finds, memory to the byte, and what changes a plan; `lab.perf.planner_check` compares
 plans with all that could be chosen. And splits, and that fewer devices are no faster."""
 
 from __future__ import annotations
