@@ -152,11 +152,9 @@ def run(args: argparse.Namespace) -> int:
     from starlette.routing import Route
 
     from flowspec.serve.guard import KEY_VARIABLE, LOCAL_NAMES, AccessRules, read_keys
-    from flowspec.serve.live import live_routes
-    from flowspec.serve.loading import Loading, loading_server
+    from flowspec.serve.live import PATHS, live_routes, page_routes
     from flowspec.serve.metrics import Totals
-    from flowspec.serve.page import PATHS, page_routes
-    from flowspec.serve.server import bind, serve, url_of
+    from flowspec.serve.server import Loading, bind, loading_server, serve, url_of
     from flowspec.serve.service import QUEUE_MAX, Service, ServiceOptions, name_of
 
     for name, given, most in (("parallel", args.parallel, PARALLEL_MAX), ("queue", args.queue, QUEUE_MAX)):

@@ -23,19 +23,14 @@ from flowspec.serve import metrics
 from flowspec.serve.answers import Event
 from flowspec.serve.completion_form import Choice, CompletionForm
 from flowspec.serve.completion_request import CompletionRequest, RequestBody, chat_wanted, completion_wanted
-from flowspec.serve.documents import JSON, KEEP_ALIVE, STREAM_HEADERS, Listed, json_response
-from flowspec.serve.guard import AccessRules, Counted, read_body, refused, rules_of, while_there
-from flowspec.serve.refusals import ApiError
+from flowspec.serve.documents import JSON, KEEP_ALIVE, STREAM_HEADERS, ApiError, json_response
+from flowspec.serve.guard import AccessRules, Counted, read_body, rules_of, while_there
 from flowspec.serve.responses.form import ResponseForm, page_of
 from flowspec.serve.responses.request import ResponseBody, named, response_wanted
-from flowspec.serve.responses.store import Kept, ResponseStore
+from flowspec.serve.responses.store import ResponseStore
 from flowspec.serve.service import Service
 
-KEEP_ALIVE_S = 10.0
-"""How often a stream that has nothing to say says so."""
-_PATH_CHARS_MAX = 120
-"""Of an unknown path, what is compared with those that are there."""
-_PLACE = re.compile(r"{[^}]*}")
+KEEP_ALIVE_S = 10.0  # how often a stream that has nothing to say says so
 
 
 AnswerForm = CompletionForm | ResponseForm
@@ -45,8 +40,7 @@ order: `begin`, then `say` and `end` for each choice, then `finish`, or `fail` i
 
 @dataclass(frozen=True, slots=True)
 class AnswerRoute:
-    """`/v1/chat/completions` and its like, an ASGI app: `read` says what a body wants, `form_of` how that is
-    told."""
+    """`/v1/chat/completions` and its like: `read` says what a body wants, `form_of` how that is told."""
 
     service: Service
     read: Callable[[bytes], CompletionRequest[Any]]
@@ -113,27 +107,25 @@ def _frame(found: Event | None, form: AnswerForm) -> bytes:
 
 
 def response_routes(service: Service) -> list[Route]:
-    """The Responses API, with what it keeps."""
     store = ResponseStore()
 
     def form(wanted: CompletionRequest[ResponseBody], choices: list[Choice]) -> ResponseForm:
         return ResponseForm(service.model, wanted, choices[0].question.sampling, store.keep)
 
-    def kept(request: Request) -> Kept:
-        return store.get(request.path_params["name"], None, "response_not_found")
-
     async def response(request: Request) -> Response:
         for field in request.query_params:
             text = f"{field!r:.80}: expected no query, a response is as it was given"
             raise ApiError(400, text, field[:80], "unknown_parameter")
-        found, name = kept(request), request.path_params["name"]
+        name = request.path_params["name"]
+        found = store.get(name, None, "response_not_found")
         if request.method != "DELETE":
             return Response(found.document, media_type=JSON)
         store.forget(name)
         return json_response({"id": name, "object": "response", "deleted": True})
 
     async def input_items(request: Request) -> Response:
-        return json_response(page_of(kept(request).input_items, request.query_params.multi_items()))
+        found = store.get(request.path_params["name"], None, "response_not_found")
+        return json_response(page_of(found.input_items, request.query_params.multi_items()))
 
     return [
         Route("/v1/responses", AnswerRoute(service, partial(response_wanted, store), form), methods=["POST"]),
@@ -149,15 +141,14 @@ def build_app(service: Service, access: AccessRules, more: Sequence[Route] = ())
         return CompletionForm(service.model, service.fingerprint, wanted)
 
     async def models(request: Request) -> Response:
-        return json_response(Listed(data=[service.listing()]))
+        return json_response({"object": "list", "data": [service.listing()]})
 
     async def model(request: Request) -> Response:
         service.check_name(request.path_params["name"])
         return json_response(service.listing())
 
     async def health(request: Request) -> Response:
-        status, found = service.health()
-        return json_response(found, status)
+        return json_response(*service.health())
 
     async def cluster(request: Request) -> Response:
         return json_response(service.cluster())
@@ -177,7 +168,7 @@ def build_app(service: Service, access: AccessRules, more: Sequence[Route] = ())
     ]
     slashed = [Route(f"{route.path}/", route.endpoint, methods=route.methods) for route in routes]
     all_routes = [*routes, *more]
-    paths = [route.path for route in all_routes]
+    refuse_http = partial(_refuse_http, [route.path for route in all_routes])
 
     def route_of(path: str) -> str:
         path = path.rstrip("/") or "/"
@@ -186,7 +177,7 @@ def build_app(service: Service, access: AccessRules, more: Sequence[Route] = ())
     app = Starlette(
         routes=[*slashed, *all_routes],  # first, for a name may be any path
         middleware=rules_of(access),
-        exception_handlers={ApiError: _refuse, HTTPException: partial(_refuse_http, paths), Exception: _fail},
+        exception_handlers={HTTPException: refuse_http, ApiError: _refuse, Exception: _refuse},
     )
     app.router.redirect_slashes = False  # what is not there is told of, with what is
     # around all else, so that it sees what a mistake of ours is answered with
@@ -194,30 +185,29 @@ def build_app(service: Service, access: AccessRules, more: Sequence[Route] = ())
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return refused(error)
+    """What is refused, or a mistake of ours; the server logs it."""
+    if not isinstance(error, ApiError):
+        error = ApiError(500, "the server failed; its log tells why")
+    return error.response
 
 
 async def _refuse_http(paths: Sequence[str], request: Request, error: Exception) -> Response:
     """What Starlette refuses by itself: unknown paths, which are told those that are there, and methods."""
     assert isinstance(error, HTTPException)
-    path, headers = request.url.path, dict(error.headers or {})
-    allowed = ", ".join(sorted(headers.get("Allow", "").split(", ")))
+    path, headers, text = request.url.path, dict(error.headers or {}), error.detail
+    if error.status_code == 404:
+        text = f"there is no {path!r:.120} here; {_there_is(path, paths)}"
     if error.status_code == 405:
-        headers["Allow"] = allowed
+        headers["Allow"] = ", ".join(sorted(headers.get("Allow", "").split(", ")))
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=headers)
-    told = {
-        404: f"there is no {path!r:.120} here; {_there_is(path, paths)}",
-        405: f"{request.method} is not a method of {path!r:.120}; expected {allowed}",
-    }
-    return refused(ApiError(error.status_code, told.get(error.status_code, error.detail), headers=headers))
+        text = f"{request.method} is not a method of {path!r:.120}; expected {headers['Allow']}"
+    return ApiError(error.status_code, text, headers=headers).response
 
 
 def _there_is(path: str, paths: Sequence[str]) -> str:
-    """All paths as documents write them: first those that this one may be meant for, the most alike before
-    others and asked after, then the rest in their own order."""
-    asked = path[:_PATH_CHARS_MAX].rstrip("/")
+    """All paths as documents write them, the most alike first, the rest in their own order."""
+    asked = path[:120].rstrip("/")
 
     def likeness(known: str) -> float:
         found = SequenceMatcher(None, asked, known, autojunk=False).ratio()
@@ -226,12 +216,7 @@ def _there_is(path: str, paths: Sequence[str]) -> str:
         return found if found >= ALIKE else 0
 
     ordered = sorted(paths, key=likeness, reverse=True)  # keeps the order of equals
-    meant, *others = (_PLACE.sub("NAME", each) for each in ordered)
+    meant, *others = (re.sub(r"{[^}]*}", "NAME", each) for each in ordered)
     if likeness(ordered[0]):
         return f"did you mean {meant}? There is also {', '.join(others)}"
     return f"there is {', '.join((meant, *others))}"
-
-
-async def _fail(request: Request, error: Exception) -> Response:
-    """A mistake of ours; the server logs it."""
-    return refused(ApiError(500, "the server failed; its log tells why"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -12,7 +12,7 @@ import msgspec
 
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError, meant
-from flowspec.serve.refusals import ApiError, of_error
+from flowspec.serve.documents import ApiError, of_error
 from flowspec.validation import Document, Misfit, expect, shown
 
 _NAME_CHARS_MAX = 120
@@ -40,33 +40,27 @@ NEUTRAL: tuple[tuple[tuple[Any, ...], str], ...] = (
     (("",), "grammar"),
     ((), "prompt_logprobs truncate_prompt_tokens"),
 )
-"""Fields of vLLM and llama.cpp that clients send whether or not anything is asked by them, by the values by
-which nothing is; any other value is refused."""
-ELSEWHERE: Mapping[str, str] = {
-    "json_schema": "response_format of type json_schema",
-    "format": "response_format",
-    "lark": "structured_outputs.grammar",
-    "regex": "structured_outputs.regex",
-    "choice": "structured_outputs.choice",
-    "guided_json": "structured_outputs.json",
-    "guided_regex": "structured_outputs.regex",
-    "guided_choice": "structured_outputs.choice",
-    "guided_grammar": "structured_outputs.grammar",
-    "structured_outputs.lark": "structured_outputs.grammar",
-    "response_format.schema": "response_format.json_schema.schema",
-    "response_format.strict": "response_format.json_schema.strict",
-    "n_predict": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "num_predict": "max_tokens",
-    "prompt": "messages (a prompt goes to /v1/completions)",
-    "messages": "prompt (messages go to /v1/chat/completions)",
+"""Fields of vLLM and llama.cpp, by the values that ask for nothing; any other value is refused."""
+ELSEWHERE = {
+    name: here
+    for here, names in {
+        "response_format": "format",
+        "response_format of type json_schema": "json_schema",
+        "response_format.json_schema.schema": "response_format.schema",
+        "response_format.json_schema.strict": "response_format.strict",
+        "structured_outputs.choice": "choice guided_choice",
+        "structured_outputs.grammar": "lark guided_grammar structured_outputs.lark",
+        "structured_outputs.json": "guided_json",
+        "structured_outputs.regex": "regex guided_regex",
+        "max_tokens": "n_predict max_new_tokens num_predict",
+        "messages (a prompt goes to /v1/completions)": "prompt",
+        "prompt (messages go to /v1/chat/completions)": "messages",
+    }.items()
+    for name in names.split()
 }
-"""What fields of llama.cpp, Ollama, transformers, older vLLM, our own Python API and the other kind of
-request are called here."""
+"""What fields of other servers, of our own Python API and of the other kind of request are called here."""
 _CODES = {
-    "content.type": "unsupported_content",
-    "output.type": "unsupported_content",
-    "input.type": "unsupported_content",
+    **dict.fromkeys(("content.type", "output.type", "input.type"), "unsupported_content"),
     "tools.type": "unsupported_parameter",
 }
 """Of values that say what a part is, by the ends of their paths without places."""
@@ -81,30 +75,22 @@ class Neutral:
         self.kind = "elsewhere" if here else "unsupported"
         self.expected = here or " or ".join([*map(json.dumps, values), "nothing"]) + more
 
-    def check(self, name: str, found: Any) -> None:
-        """Raises `Misfit` for another value."""
-        is_neutral = found is None or any(
-            found == each and isinstance(found, bool) is isinstance(each, bool) for each in self.values
-        )
-        expect(is_neutral, name, found, self.expected, self.kind)
-
 
 class Asked(Document, frozen=True, kw_only=True, omit_defaults=True):
     """An object of a request, whose fields may have notes: `Neutral`, or why it is harmless."""
 
     def __post_init__(self) -> None:
         for field, name, note in notes(type(self)):
-            if isinstance(note, Neutral):
-                note.check(name, getattr(self, field))
+            found = getattr(self, field)
+            if found is not None and isinstance(note, Neutral):
+                same = [each for each in note.values if isinstance(found, bool) is isinstance(each, bool)]
+                expect(found in same, name, found, note.expected, note.kind)
 
     @property
     def unheeded(self) -> dict[str, str]:
         """The harmless fields that hold something, each with why nothing is done."""
-        return {
-            name: note
-            for field, name, note in notes(type(self))
-            if isinstance(note, str) and getattr(self, field) is not None
-        }
+        noted = [each for each in notes(type(self)) if isinstance(each[2], str)]
+        return {name: str(why) for field, name, why in noted if getattr(self, field) is not None}
 
 
 @cache

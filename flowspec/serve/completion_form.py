@@ -21,13 +21,13 @@ from flowspec.runtime.question import Question
 from flowspec.runtime.token_log import TokenLogprob, TopLogprob
 from flowspec.serve import documents as api
 from flowspec.serve.completion_request import CompletionRequest
-from flowspec.serve.refusals import ApiError
+from flowspec.serve.documents import ApiError
 from flowspec.version import __version__
 
 
 def fingerprint_of(plan: ClusterPlan, arithmetic: str, grammars: str = "") -> str:
-    """`system_fingerprint`: of all that an answer depends on beside the request, so never of how many devices
-    there are. `grammars` is what obeys them, and its version."""
+    """`system_fingerprint`: of all that an answer depends on beside the request. `grammars` is what obeys
+    them, and its version."""
     parts = (plan.fingerprint, plan.dtype, plan.cache, arithmetic, plan.context, grammars, __version__)
     text = " ".join(map(str, parts))
     return f"fp_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -36,8 +36,7 @@ def fingerprint_of(plan: ClusterPlan, arithmetic: str, grammars: str = "") -> st
 @dataclass(slots=True)
 class Choice:
     """One answer as far as it has come, and the whole `answer` once it is over. `index` is its place in the
-    request, `prompt` its prompt's; `new_id` makes ids for calls, and its text begins with what is `echoed`.
-    """
+    request, `prompt` its prompt's; `new_id` makes ids for calls. Its text begins with what is `echoed`."""
 
     question: Question
     index: int = 0
@@ -54,23 +53,13 @@ class Choice:
         else:
             self.pieces.append(event)
 
-    def joined(self) -> Piece:
-        """What there is of it, in one."""
-        return Piece(
-            text=self.echoed + "".join(piece.text for piece in self.pieces),
-            parts=tuple(part for piece in self.pieces for part in piece.parts),
-            logprobs=tuple(entry for piece in self.pieces for entry in piece.logprobs),
-        )
-
     def calls_in(self, parts: Sequence[Part]) -> list[api.Call]:
         """What came of calls, as a chunk has it, with at most one entry for each call."""
         found: dict[int, api.Call] = {}
         for part in parts:
             if part.kind == "name":
-                function = api.Function("", part.text)
-                found[self._calls] = api.Call(
-                    index=self._calls, id=self.new_id(), type="function", function=function
-                )
+                index, function = self._calls, api.Function("", part.text)
+                found[index] = api.Call(index=index, id=self.new_id(), type="function", function=function)
                 self._calls += 1
             elif part.kind == "arguments":
                 index = self._calls - 1
@@ -80,7 +69,6 @@ class Choice:
 
 
 def thoughts_in(parts: Sequence[Part]) -> str:
-    """The text of thoughts in these parts."""
     return "".join(part.text for part in parts if part.kind == "thought")
 
 
@@ -118,10 +106,13 @@ class CompletionForm:
         self._chunk_head = replace(self._head, object=kind, usage=None if self._includes_usage else UNSET)
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
-        """All choices at once."""
         found = []
         for choice in choices:
-            piece = choice.joined()
+            piece = Piece(
+                text=choice.echoed + "".join(piece.text for piece in choice.pieces),
+                parts=tuple(part for piece in choice.pieces for part in piece.parts),
+                logprobs=tuple(entry for piece in choice.pieces for entry in piece.logprobs),
+            )
             message = self._message(choice, piece)
             message.role, message.refusal = "assistant", None
             message.content = piece.text if piece.text.strip() or not message.tool_calls else None
@@ -134,33 +125,25 @@ class CompletionForm:
 
     def begin(self, choices: Sequence[Choice]) -> bytes:
         """What a stream begins with: a chat's choices say who speaks, a completion's what is echoed."""
-        begun = [
-            self._chunk(choice, api.Message(role="assistant", content=choice.echoed))
-            for choice in choices
-            if self._is_chat or choice.echoed
-        ]
-        return b"".join(begun)
+        begun = [each for each in choices if self._is_chat or each.echoed]
+        said = [self._chunk(each, api.Message(role="assistant", content=each.echoed)) for each in begun]
+        return b"".join(said)
 
     def say(self, choice: Choice, piece: Piece) -> bytes:
-        """What came of a choice in a stream."""
         return self._chunk(choice, self._message(choice, piece), piece.logprobs)
 
     def end(self, choice: Choice) -> bytes:
-        """A choice's end in a stream."""
         return self._chunk(choice, api.Message(), None, choice.answer)
 
     def finish(self, choices: Sequence[Choice]) -> bytes:
-        """What a stream ends with when all choices are over."""
         if not self._includes_usage:
             return api.DONE
         return api.frame(replace(self._chunk_head, usage=usage_of(choices))) + api.DONE
 
     def fail(self, error: ApiError) -> bytes:
-        """What a stream ends with that cannot go on."""
         return api.frame(error.document)
 
     def _message(self, choice: Choice, piece: Piece) -> api.Message:
-        """What came, as a chat has it."""
         return api.Message(
             content=piece.text if piece.text or not piece.parts else UNSET,
             reasoning_content=thoughts_in(piece.parts) or UNSET,

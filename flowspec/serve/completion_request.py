@@ -1,8 +1,4 @@
-"""What a request asks for, read from its body; see docs/serving.md for what is accepted.
-
-The two forms, chat and completions, differ in the prompt and in how log-probabilities are asked for; the rest
-is the same.
-"""
+"""What a request asks for, read from its body; see docs/serving.md for what is accepted."""
 
 from __future__ import annotations
 
@@ -22,34 +18,25 @@ from flowspec.model.grammar import check_grammar, schema_text
 from flowspec.model.reply.bound import Wanted
 from flowspec.model.text import Messages
 from flowspec.runtime.sampling_params import SEEDS, SamplingParams, usable_seed
+from flowspec.serve import messages as chat
 from flowspec.serve.bodies import Asked, Neutral, OtherFields, refusing
-from flowspec.serve.messages import VARIABLE_BYTES_MAX, Dialogue, Effort, Variables, dialogue_of
-from flowspec.serve.refusals import ApiError, invalid
-from flowspec.serve.tools import NO_TOOLS, TOOLS, ChatTool, ToolChoice, ToolUse, tool_use_of
+from flowspec.serve.documents import ApiError, invalid
 from flowspec.validation import decode_json, expect
 
 STOPS_MAX = 4
 STOP_CHARS_MAX = 256
 STOP_TOKENS_MAX = 512
-TOKENS_MAX = (1 << 63) - 1
-"""What clients may ask for who want no limit; the context has less room."""
-CHOICES_MAX = 64
-"""Of one request, over all of its prompts."""
-TEMPERATURE_MAX = 2
-COMPLETION_TOKENS_DEFAULT = 16
-"""The API's own default for completions."""
+CHOICES_MAX = 64  # of one request, over all of its prompts
 _ANY_OBJECT = '{"type":"object"}'
 _SAMPLED = f" (how tokens are drawn is said by {', '.join(SAMPLING_FIELDS)})"
 _SIGN = re.compile(r"[!-/:-@\[-`{-~]")
 """What may mean something in a regular expression, and stands for itself behind a backslash."""
 
-Prompt = Messages | str | tuple[int, ...]
-"""A dialogue, a text, or token ids."""
+Prompt = Messages | str | tuple[int, ...]  # a dialogue, a text, or token ids
 
 
 class Bound(NamedTuple):
-    """What binds an answer: the field that says so, the place in it, and kind and text as `Grammar` has
-    them."""
+    """What binds an answer: by which field, at which place in it, and kind and text of a `Grammar`."""
 
     by: str
     place: str
@@ -63,43 +50,31 @@ Body = TypeVar("Body", bound="RequestBody", covariant=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest(Generic[Body]):
     """What a body asks for. `bound_by` is the field that binds the answer to a format, if any does. Of a
-    chat, the tools of its `tool_use` may or have to be called, and its template is told of the `effort`.
-
-    Of a response, `places` names for each of the chat's messages the field that it comes from, and `items` is
-    the dialogue without instructions, as a JSON list of items.
-    """
+    response, `places` names for each of the chat's messages the field that it comes from, and `items` is the
+    dialogue without instructions, as a JSON list of items."""
 
     body: Body
     prompts: tuple[Prompt, ...]
     params: SamplingParams
     bound_by: str = ""
-    tool_use: ToolUse = NO_TOOLS
-    effort: Effort | None = None
+    tool_use: chat.ToolUse = chat.NO_TOOLS
+    effort: chat.Effort | None = None
     places: tuple[str, ...] = ()
     items: bytes = b""
 
 
 # ------------------------------------------------------------------------------------------ bodies as types
 
-TokenCount = Annotated[int, Meta(ge=1, le=TOKENS_MAX, description="a whole number of 64 bits from 1")]
+TokenCount = Annotated[int, Meta(ge=1, le=(1 << 63) - 1, description="a whole number of 64 bits from 1")]
 TopLogprobs = Annotated[int, Meta(ge=0, le=limits.TOP_LOGPROBS_MAX)]
 TokenName = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,6})\Z", description="token ids, such as 50256")]
-Biases = Annotated[
-    dict[TokenName, Bias],
-    Meta(
-        max_length=limits.LOGIT_BIAS_MAX,
-        description=f"an object of {limits.LOGIT_BIAS_MAX} token ids at most",
-    ),
-]
-_Stop = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
-Stops = Annotated[
-    Annotated[str, Meta(max_length=STOP_CHARS_MAX)] | Annotated[list[_Stop], Meta(max_length=STOPS_MAX)],
-    Meta(description=f"a string, or a list of at most {STOPS_MAX}, of 1 to {STOP_CHARS_MAX} characters"),
-]
-StopTokens = Annotated[
-    list[Token],
-    Meta(max_length=STOP_TOKENS_MAX, description=f"a list of at most {STOP_TOKENS_MAX} token ids"),
-]
+_BIASES = f"an object of {limits.LOGIT_BIAS_MAX} token ids at most"
+Biases = Annotated[dict[TokenName, Bias], Meta(max_length=limits.LOGIT_BIAS_MAX, description=_BIASES)]
+_STOPS = Meta(description=f"a string, or a list of at most {STOPS_MAX}, of 1 to {STOP_CHARS_MAX} characters")
+_Stop = Annotated[str, Meta(max_length=STOP_CHARS_MAX)]
+_Listed = Annotated[str, Meta(min_length=1, max_length=STOP_CHARS_MAX)]
+Stops = Annotated[_Stop | Annotated[list[_Listed], Meta(max_length=STOPS_MAX)], _STOPS]
+_STOP_TOKENS = Meta(max_length=STOP_TOKENS_MAX, description=f"a list of at most {STOP_TOKENS_MAX} token ids")
 Seed = Annotated[int, Meta(ge=SEEDS[0], le=SEEDS[-1], description="a whole number of 64 bits")]
 Schema = Annotated[dict[str, Any] | bool | str, Meta(description="a JSON schema, which is an object")]
 
@@ -113,8 +88,7 @@ class StreamOptions(Asked, frozen=True, kw_only=True):
 
 
 class StructuredOutputs(Asked, frozen=True, kw_only=True):
-    """Beside the API, as vLLM's clients ask: a schema, a regular expression, one of some texts, or a grammar
-    in llguidance's form of Lark."""
+    """Beside the API, as vLLM's clients ask."""
 
     json: Schema | None = None
     json_object: bool | None = None
@@ -124,7 +98,6 @@ class StructuredOutputs(Asked, frozen=True, kw_only=True):
 
     @property
     def bounds(self) -> list[Bound]:
-        """What binds the answer."""
         said = (
             ("json", "json_schema", None if self.json is None else schema_text(self.json)),
             ("json_object", "json_schema", _ANY_OBJECT if self.json_object else None),
@@ -132,11 +105,8 @@ class StructuredOutputs(Asked, frozen=True, kw_only=True):
             ("choice", "regex", "|".join(_SIGN.sub(r"\\\g<0>", each) for each in self.choice or ()) or None),
             ("grammar", "lark", self.grammar),
         )
-        return [
-            Bound("structured_outputs", f".{name}", kind, text)
-            for name, kind, text in said
-            if text is not None
-        ]
+        by = "structured_outputs"
+        return [Bound(by, f".{name}", kind, text) for name, kind, text in said if text is not None]
 
 
 class TextFormat(Asked, frozen=True, kw_only=True, tag_field="type", tag="text"):
@@ -160,10 +130,8 @@ class SchemaFormat(Asked, frozen=True, kw_only=True, tag_field="type", tag="json
     json_schema: Described
 
 
-Format = Annotated[
-    TextFormat | ObjectFormat | SchemaFormat,
-    Meta(description="an object of type text, json_object or json_schema"),
-]
+_FORMAT = Meta(description="an object of type text, json_object or json_schema")
+Format = Annotated[TextFormat | ObjectFormat | SchemaFormat, _FORMAT]
 
 
 def bounds_of(field: str, form: Asked | None) -> list[Bound]:
@@ -181,12 +149,12 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=CHOICES_MAX)] | None = None
-    temperature: Annotated[float, Meta(ge=0, le=TEMPERATURE_MAX)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Seed | None = None
     logit_bias: Biases | None = None
     stop: Stops | None = None
-    stop_token_ids: StopTokens | None = None
+    stop_token_ids: Annotated[list[Token], _STOP_TOKENS] | None = None
     ignore_eos: bool | None = None
     structured_outputs: StructuredOutputs | None = None
     stream: bool | None = None
@@ -212,11 +180,10 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
         tokens_max: int | None,
         logprobs: int | None,
         bounds: Sequence[Bound] = (),
-        tool_use: ToolUse = NO_TOOLS,
-        effort: Effort | None = None,
+        tool_use: chat.ToolUse = chat.NO_TOOLS,
+        effort: chat.Effort | None = None,
     ) -> CompletionRequest[Body]:
-        """What is wanted of these prompts; `bounds` is what the form of request says of a format. Raises
-        `ApiError`."""
+        """What is wanted of these prompts; `bounds` is what the form of request says of a format."""
         if self.structured_outputs is not None:
             bounds = [*bounds, *self.structured_outputs.bounds]
         if len(bounds) > 1:
@@ -224,7 +191,11 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
             raise invalid("structured_outputs", "one field that says what the answer is", named)
         bound = next(iter(bounds), None)
         if bound:
-            _check(bound)
+            try:  # takes a second at most
+                check_grammar(bound.kind, bound.text)
+            except InputError as error:  # which begins with the kind, and the place in it
+                name = f"{bound.by}{bound.place}"
+                raise ApiError(400, f"{name}{str(error).removeprefix(bound.kind)}", name) from None
         if bound and self.ignore_eos:
             raise invalid("ignore_eos", "false where the format of the answer says where it ends", True)
         if (count := self.count * len(prompts)) > CHOICES_MAX:
@@ -236,13 +207,6 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
             bound = None
         if tool_use.bound and self.ignore_eos:
             raise invalid("ignore_eos", "false where the format of calls says where the answer ends", True)
-        params = self.params(tokens_max, logprobs, bound)
-        return CompletionRequest(
-            body=self, prompts=prompts, params=params, bound_by=by, tool_use=tool_use, effort=effort
-        )
-
-    def params(self, tokens_max: int | None, logprobs: int | None, bound: Bound | None) -> SamplingParams:
-        """How answers are sampled and when they end."""
         sampled: dict[str, Any] = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         sampled["seed"] = None if self.seed is None else usable_seed(self.seed)
         if self.top_p == 0:  # nothing but the likeliest token is left
@@ -251,7 +215,7 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
             sampled["temperature"] = 0.0
         if bound:
             sampled["grammar" if bound.kind == "lark" else bound.kind] = bound.text
-        return SamplingParams(
+        params = SamplingParams(
             **sampled,
             logit_bias={int(token): bias for token, bias in (self.logit_bias or {}).items()},
             max_new_tokens=tokens_max,
@@ -260,6 +224,9 @@ class RequestBody(OtherFields, frozen=True, kw_only=True):
             ignore_eos=bool(self.ignore_eos),
             logprobs=logprobs,
         )
+        return CompletionRequest(
+            body=self, prompts=prompts, params=params, bound_by=by, tool_use=tool_use, effort=effort
+        )
 
 
 class DialogueBody(RequestBody, frozen=True, kw_only=True):
@@ -267,7 +234,7 @@ class DialogueBody(RequestBody, frozen=True, kw_only=True):
 
     parallel_tool_calls: bool | None = None
     enable_thinking: bool | None = None
-    chat_template_kwargs: Variables | None = None
+    chat_template_kwargs: chat.Variables | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
 
@@ -279,7 +246,7 @@ class DialogueBody(RequestBody, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        size, most = len(msgspec.json.encode(self.chat_template_kwargs)), VARIABLE_BYTES_MAX
+        size, most = len(msgspec.json.encode(self.chat_template_kwargs)), chat.VARIABLE_BYTES_MAX
         expect(size <= most, "chat_template_kwargs", size, f"at most {most} bytes")
         continues, begins = bool(self.continue_final_message), self.add_generation_prompt
         expected = f"{'false' if continues else 'true'} or nothing beside continue_final_message"
@@ -287,17 +254,15 @@ class DialogueBody(RequestBody, frozen=True, kw_only=True):
 
 
 class ChatBody(DialogueBody, frozen=True, kw_only=True):
-    """A request to `/v1/chat/completions`."""
-
-    messages: Dialogue
+    messages: chat.Dialogue
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     response_format: Format | None = None
-    reasoning_effort: Effort | None = None
-    tools: Annotated[list[ChatTool], TOOLS] | None = None
-    tool_choice: ToolChoice | None = None
+    reasoning_effort: chat.Effort | None = None
+    tools: Annotated[list[chat.ChatTool], chat.TOOLS] | None = None
+    tool_choice: chat.ToolChoice | None = None
 
     functions: Annotated[Any, Neutral([])] = None
     function_call: Annotated[Any, Neutral("none", "auto")] = None
@@ -312,13 +277,12 @@ class ChatBody(DialogueBody, frozen=True, kw_only=True):
         expect(is_same, "max_tokens", older, f"{longest}, as max_completion_tokens beside it")
 
 
-class CompletionBody(RequestBody, frozen=True, kw_only=True):
-    """A request to `/v1/completions`."""
+_Tokens = Annotated[list[Token], Meta(min_length=1)]
+_PROMPT = Meta(description="a string, token ids, or a list of either, none empty")
 
-    prompt: Annotated[
-        str | Annotated[list[str | Token | Annotated[list[Token], Meta(min_length=1)]], Meta(min_length=1)],
-        Meta(description="a string, token ids, or a list of either, none empty"),
-    ]
+
+class CompletionBody(RequestBody, frozen=True, kw_only=True):
+    prompt: Annotated[str | Annotated[list[str | Token | _Tokens], Meta(min_length=1)], _PROMPT]
     max_tokens: TokenCount | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
@@ -337,12 +301,6 @@ class CompletionBody(RequestBody, frozen=True, kw_only=True):
         is_told = not self.echo or self.logprobs is None
         expect(is_told, "echo", True, "no logprobs beside it, since prompts get none", "unsupported")
 
-    @property
-    def prompts(self) -> tuple[Prompt, ...]:
-        is_one = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
-        prompts: Any = [self.prompt] if is_one else self.prompt
-        return tuple(each if isinstance(each, str) else tuple(each) for each in prompts)
-
 
 @refusing()
 def chat_wanted(body: bytes) -> CompletionRequest[ChatBody]:
@@ -350,11 +308,11 @@ def chat_wanted(body: bytes) -> CompletionRequest[ChatBody]:
     said = decode_json(body, ChatBody)
     functions = [each.function for each in said.tools or ()]
     return said.build_request(
-        (dialogue_of(said.messages, continues=bool(said.continue_final_message)),),
+        (chat.dialogue_of(said.messages, continues=bool(said.continue_final_message)),),
         said.max_tokens if said.max_completion_tokens is None else said.max_completion_tokens,
         said.top_logprobs or 0 if said.logprobs else None,
         bounds_of("response_format", said.response_format),
-        tool_use_of(functions, said.tool_choice, said.parallel_tool_calls),
+        chat.tool_use_of(functions, said.tool_choice, said.parallel_tool_calls),
         said.reasoning_effort,
     )
 
@@ -363,15 +321,8 @@ def chat_wanted(body: bytes) -> CompletionRequest[ChatBody]:
 def completion_wanted(body: bytes) -> CompletionRequest[CompletionBody]:
     """A request to `/v1/completions`; raises `ApiError`."""
     said = decode_json(body, CompletionBody)
-    longest = COMPLETION_TOKENS_DEFAULT if said.max_tokens is None else said.max_tokens
-    return said.build_request(said.prompts, longest, said.logprobs)
-
-
-def _check(bound: Bound) -> None:
-    """Raises `ApiError` for what cannot bind an answer; takes a second at most, in a thread that reads
-    requests."""
-    try:
-        check_grammar(bound.kind, bound.text)
-    except InputError as error:  # which begins with the kind, and the place in it
-        name = f"{bound.by}{bound.place}"
-        raise ApiError(400, f"{name}{str(error).removeprefix(bound.kind)}", name) from None
+    longest = 16 if said.max_tokens is None else said.max_tokens  # the API's own default
+    is_one = isinstance(said.prompt, str) or isinstance(said.prompt[0], int)
+    given: Any = [said.prompt] if is_one else said.prompt
+    prompts = tuple(each if isinstance(each, str) else tuple(each) for each in given)
+    return said.build_request(prompts, longest, said.logprobs)

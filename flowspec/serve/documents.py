@@ -1,4 +1,4 @@
-"""What clients are told, as types: the documents of the API, and how they are written.
+"""What clients are told, as types: the documents of the API, and refusals.
 
 A field that is `UNSET` is not told at all.
 """
@@ -6,11 +6,14 @@ A field that is `UNSET` is not told at all.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import UNSET, Raw, Struct, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from starlette import responses
+
+from flowspec.errors import FlowSpecError, InputError
 
 JSON = "application/json"
 Value = TypeVar("Value")
@@ -21,8 +24,7 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",  # proxies are not to hold it back
 }
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-"""A comment, which clients ignore: the connection is not dead, only silent."""
+KEEP_ALIVE = b": keep-alive\n\n"  # a comment, which clients ignore: the connection is not dead, only silent
 
 
 def frame(document: Any, name: str = "") -> bytes:
@@ -34,33 +36,59 @@ def frame(document: Any, name: str = "") -> bytes:
 def json_response(
     document: Any, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> responses.Response:
-    """A document as what a request is answered with."""
     return responses.Response(msgspec.json.encode(document), status, headers, JSON)
 
 
-class Error(Struct):
+# ------------------------------------------------------------------------------------------------ refusals
+
+STOPPING = "the server is stopping"
+_CODES = {
+    400: "invalid_value",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_supported",
+    408: "request_timeout",
+    429: "rate_limit_exceeded",
+    500: "internal_error",
+    503: "unavailable",
+}
+"""Of refusals that name none."""
+
+
+@dataclass(slots=True)
+class ApiError(Exception):
+    """A refusal; `headers` go with it."""
+
+    status: int
     message: str
-    type: str
-    param: str | None
-    code: str | None
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def document(self) -> dict[str, dict[str, str | None]]:
+        kind = "rate_limit_error" if self.status == 429 else "invalid_request_error"
+        kind = "server_error" if self.status >= 500 else kind
+        code = self.code or _CODES.get(self.status)
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": code}}
+
+    @property
+    def response(self) -> responses.Response:
+        return json_response(self.document, self.status, self.headers)
 
 
-class Listed(Struct, kw_only=True):
-    """A page of items, which says where it begins and ends, or all models."""
-
-    object: str = "list"
-    data: list[Any]
-    first_id: Maybe[str | None] = UNSET
-    last_id: Maybe[str | None] = UNSET
-    has_more: Maybe[bool] = UNSET
+def invalid(param: str, expected: str, got: object) -> ApiError:
+    return ApiError(400, f"{param}: expected {expected}, got {got!r:.80}", param)
 
 
-class Model(Struct, kw_only=True):
-    id: str
-    object: str = "model"
-    created: int
-    owned_by: str = "flowspec"
-    context_length: int
+def unsupported(param: str, text: str) -> ApiError:
+    """A field that asks for what this server or its model has not."""
+    return ApiError(400, f"{param}: {text}", param, "unsupported_parameter")
+
+
+def of_error(error: FlowSpecError | str) -> ApiError:
+    """What the runtime says of a request: its own fault, or that the cluster cannot answer."""
+    return ApiError(400 if isinstance(error, InputError) else 503, str(error))
 
 
 # ------------------------------------------------------------------------------------ chats and completions
@@ -170,14 +198,6 @@ class OutputItem(Struct, kw_only=True):
     arguments: Maybe[str] = UNSET
 
 
-class ResponseUsage(Struct, kw_only=True):
-    input_tokens: int
-    input_tokens_details: dict[str, int]
-    output_tokens: int
-    output_tokens_details: dict[str, int]
-    total_tokens: int
-
-
 class Response(Struct, kw_only=True):
     """A response as far as it has come; the fields from `instructions` on repeat its request."""
 
@@ -190,39 +210,21 @@ class Response(Struct, kw_only=True):
     incomplete_details: dict[str, str] | None = None
     model: str
     output: list[OutputItem] = []
-    usage: ResponseUsage | None = None
+    usage: dict[str, Any] | None = None
     background: bool = False
     service_tier: str = "default"
     truncation: str = "disabled"
     temperature: float
     top_p: float
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    metadata: dict[str, str]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] = {}
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
     reasoning: dict[str, Any]
-    store: bool
+    store: bool = True
     text: dict[str, Any]
-    tool_choice: Any
-    tools: list[Any]
-    top_logprobs: int
-
-
-class Event(Struct, kw_only=True):
-    """An event of a response's stream; which fields it has, `type` says."""
-
-    type: str
-    sequence_number: int
-    response: Maybe[Response | Raw] = UNSET
-    item_id: Maybe[str] = UNSET
-    output_index: Maybe[int] = UNSET
-    content_index: Maybe[int] = UNSET
-    item: Maybe[OutputItem] = UNSET
-    part: Maybe[Part] = UNSET
-    name: Maybe[str] = UNSET
-    arguments: Maybe[str] = UNSET
-    delta: Maybe[str] = UNSET
-    text: Maybe[str] = UNSET
-    logprobs: Maybe[list[Logprob]] = UNSET
+    tool_choice: Any = "auto"
+    tools: list[Any] = []
+    top_logprobs: int = 0

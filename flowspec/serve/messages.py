@@ -1,23 +1,26 @@
-"""A dialogue of a request, and how chat templates take it: its messages, and what else a template looks at,
-such as whether to think, and how hard."""
+"""A dialogue of a request, and how chat templates take it: its messages, the tools that it offers, and what
+else a template looks at, such as whether to think, and how hard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from flowspec.model.chat_template import TemplateNames
+from flowspec.model.reply.bound import Wanted
+from flowspec.model.reply.parts import Tool
 from flowspec.model.text import Messages
 from flowspec.serve.bodies import Asked, Neutral
-from flowspec.serve.refusals import ApiError, invalid, unsupported
+from flowspec.serve.documents import ApiError, invalid, unsupported
 
 MESSAGES_MAX = 4096
-CALLS_MAX = 128
-"""In one message."""
+CALLS_MAX = 128  # in one message
+_CALLS = Meta(max_length=CALLS_MAX, description=f"a list of at most {CALLS_MAX} calls")
 
 
 class Part(Asked, frozen=True, kw_only=True):
@@ -49,8 +52,7 @@ class Call(Asked, frozen=True, kw_only=True):
 
     @property
     def document(self) -> dict[str, Any]:
-        """As templates want it, with the arguments as an object; as the text that they are, where they are
-        none: the model wrote it, and reads it again."""
+        """As templates want it, with the arguments as an object, or as the text that the model wrote."""
         arguments: Any = self.function.arguments or "{}"
         with suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments, type=dict[str, Any])
@@ -93,20 +95,15 @@ class AssistantMessage(_Message, frozen=True, kw_only=True, tag="assistant"):
     content: Content | None = None  # type: ignore[assignment]
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: (
-        Annotated[list[Call], Meta(max_length=CALLS_MAX, description=f"a list of at most {CALLS_MAX} calls")]
-        | None
-    ) = None
+    tool_calls: Annotated[list[Call], _CALLS] | None = None
     parsed: Any = None
     provider_specific_fields: Any = None
     refusal: Annotated[Any, Neutral("")] = None
 
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
-Dialogue = Annotated[
-    list[Message],
-    Meta(min_length=1, max_length=MESSAGES_MAX, description=f"a list of 1 to {MESSAGES_MAX} messages"),
-]
+_MESSAGES = f"a list of 1 to {MESSAGES_MAX} messages"
+Dialogue = Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX, description=_MESSAGES)]
 
 
 def dialogue_of(messages: Sequence[Message], *, continues: bool) -> Messages:
@@ -137,8 +134,118 @@ def dialogue_of(messages: Sequence[Message], *, continues: bool) -> Messages:
 
 
 def text_of(content: str | Iterable[Part]) -> str:
-    """A text, whole or in parts."""
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+# ------------------------------------------------------------------------------------------------ tools
+
+TOOLS_MAX = 128
+TOOL_BYTES_MAX = 1 << 20  # of all tools together, as JSON
+_FUNCTION = Meta(description="function, since FlowSpec has no tools of its own")
+_NAME = Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z", description="1 to 64 of a-z, A-Z, 0-9, _ and -")
+_SCHEMA = Meta(description="a JSON schema, which is an object (where it is text, parse it first)")
+FunctionType = Annotated[Literal["function"], _FUNCTION]
+TOOLS = Meta(max_length=TOOLS_MAX, description=f"a list of at most {TOOLS_MAX} tools")
+CHOICES = Meta(description="none, auto, required, a function, or allowed_tools")
+Mode = Literal["auto", "required"]
+AnyMode = Literal["none", "auto", "required"]
+
+
+class Function(Asked, frozen=True, kw_only=True):
+    name: Annotated[str, _NAME]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], _SCHEMA] | None = None
+    strict: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        described = {"parameters": self.parameters} if self.parameters else {}
+        return Tool(name=self.name, description=self.description or "", **described)
+
+
+class ChatTool(Asked, frozen=True, kw_only=True):
+    type: FunctionType
+    function: Function
+    cache_control: Any = None
+
+
+class Named(Asked, frozen=True, kw_only=True):
+    name: str
+
+
+class _ListedTool(Asked, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: Named
+
+
+class _Allowed(Asked, frozen=True, kw_only=True):
+    mode: Mode
+    tools: Annotated[list[_ListedTool], Meta(min_length=1)]
+
+
+class ChosenTool(Asked, frozen=True, kw_only=True, tag_field="type", tag="function"):
+    function: Named
+
+
+class AllowedTools(Asked, frozen=True, kw_only=True, tag_field="type", tag="allowed_tools"):
+    allowed_tools: _Allowed
+
+
+ToolChoice = Annotated[AnyMode | ChosenTool | AllowedTools, CHOICES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolUse:
+    """The tools that the model is told of, whether only one call is wanted, and what binds calls, if any."""
+
+    tools: tuple[Tool, ...] = ()
+    is_single: bool = False
+    bound: Wanted | None = None
+
+
+NO_TOOLS = ToolUse()
+
+
+def tool_use_of(
+    functions: Sequence[Function], choice: Asked | str | None, is_parallel: bool | None
+) -> ToolUse:
+    """What may be called, and what has to be. No tools for a choice of none. Raises `ApiError`."""
+    tools = tuple(each.tool for each in functions)
+    size = len(msgspec.json.encode([tool.document for tool in tools]))
+    if size > TOOL_BYTES_MAX:
+        raise invalid("tools", f"at most {TOOL_BYTES_MAX} bytes", size)
+    names = [tool.name for tool in tools]
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise invalid("tools", "tools of different names", twice[0])
+    if choice == "none":
+        return NO_TOOLS
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", "none or auto where there are no tools", choice)
+    said, some, is_single = msgspec.to_builtins(choice), tools, is_parallel is False
+    is_required = choice == "required"
+    is_bound = is_required or any(each.strict for each in functions)
+    if isinstance(said, dict):
+        named = dict(_names_in(said, "tool_choice"))
+        for place, name in named.items():
+            if name not in names:
+                raise invalid(place, "the name of a tool in tools", name)
+        some = tuple(tool for tool in tools if tool.name in named.values())
+        is_single = is_single or said["type"] == "function"
+        is_required, is_bound = said.get("allowed_tools", said).get("mode") != "auto", True
+    bound = Wanted(tools=some, is_single=is_single, is_required=is_required) if is_bound else None
+    return ToolUse(tools=tools, is_single=is_single, bound=bound)
+
+
+def _names_in(said: Any, place: str) -> Iterator[tuple[str, str]]:
+    """The names of tools that may be called, by their places: chats have them deeper than responses."""
+    if isinstance(said, dict):
+        for key, each in said.items():
+            yield from _names_in(each, f"{place}.{key}")
+    elif isinstance(said, list):
+        for number, each in enumerate(said):
+            yield from _names_in(each, f"{place}[{number}]")
+    elif place.endswith(".name"):
+        yield place, said
 
 
 # ------------------------------------------------------------------------------------------- variables
@@ -146,8 +253,7 @@ def text_of(content: str | Iterable[Part]) -> str:
 VARIABLES_MAX = 64
 VARIABLE_BYTES_MAX = 1 << 16
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
-_SWITCHES = ("enable_thinking", "thinking")
-"""By which templates let a model think, or not."""
+_SWITCHES = ("enable_thinking", "thinking")  # by which templates let a model think, or not
 _TAKEN = (
     *("messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt"),
     *("continue_final_message", "tokenize", "sanitize_control_tokens", "padding", "truncation"),
@@ -158,10 +264,8 @@ _TAKEN = (
 """What is said otherwise, or is the tokenizer's own."""
 _OWN = rf"^(?!({'|'.join(_TAKEN)})\Z)[^\W\d]\w*\Z"
 VariableName = Annotated[str, Meta(pattern=_OWN, description="names of the template's own variables")]
-Variables = Annotated[
-    dict[VariableName, Any],
-    Meta(max_length=VARIABLES_MAX, description=f"an object of at most {VARIABLES_MAX} variables"),
-]
+_VARIABLES = Meta(max_length=VARIABLES_MAX, description=f"an object of at most {VARIABLES_MAX} variables")
+Variables = Annotated[dict[VariableName, Any], _VARIABLES]
 
 
 def variables_of(
@@ -200,13 +304,11 @@ def variables_of(
 
 def forbids_thoughts(variables: Mapping[str, Any]) -> bool:
     """Whether a template that is given these is told not to let the model think."""
-    return variables.get("reasoning_effort") == "none" or any(
-        variables.get(name) is False for name in _SWITCHES
-    )
+    is_off = any(variables.get(name) is False for name in _SWITCHES)
+    return is_off or variables.get("reasoning_effort") == "none"
 
 
 def _put(found: dict[str, Any], name: str, value: Any, param: str) -> None:
-    """Sets a variable that may have been named with another value."""
     if name in found and found[name] != value:
         raise invalid(param, f"{found[name]!r:.40}, as chat_template_kwargs.{name} beside it", value)
     found[name] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -17,13 +17,11 @@ from flowspec.core.head.hop_sums import DEAD, HopSums, reported
 from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS
 from flowspec.runtime.answer import Answer
 from flowspec.runtime.head import Head
-from flowspec.serve.request_queue import RequestQueue
 from flowspec.version import __version__
 
 FIRST_S = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60)
 WHOLE_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600)
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-NOTES_KEPT = 5
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -36,10 +34,9 @@ class Totals:
     hops: HopSums = field(default_factory=HopSums)
     segments: int = 0
     losses: int = 0
-    notes: deque[str] = field(default_factory=lambda: deque(maxlen=NOTES_KEPT))
+    notes: deque[str] = field(default_factory=lambda: deque(maxlen=5))
 
     def on_event(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
-        """An `OnEvent` of the head."""
         if isinstance(event, PipelineLost):
             self.losses += 1
         for command in commands:
@@ -53,15 +50,13 @@ class Totals:
 
 
 class Metrics:
-    """Counts of a server, and how it is at the moment; nothing in it names a client or a prompt.
+    """Counts of a server, and how it is at the moment; nothing in it names a client or a prompt. `loads` says
+    how many answers are made, and wait."""
 
-    `model` is the name that the API gives the model.
-    """
-
-    def __init__(self, model: str, head: Head, gate: RequestQueue, totals: Totals) -> None:
+    def __init__(self, model: str, head: Head, totals: Totals, loads: Callable[[], tuple[int, int]]) -> None:
         self._model = model
         self._head = head
-        self._gate = gate
+        self._loads = loads
         self._totals = totals
         self._registry = CollectorRegistry()
         counter = partial(Counter, registry=self._registry)
@@ -69,9 +64,8 @@ class Metrics:
         self._requests = counter("flowspec_requests", "HTTP requests", ["route", "status"])
         self._answers = counter("flowspec_answers", "Answers by why they ended", ["reason"])
         self._prompt = counter("flowspec_prompt_tokens", "Tokens of prompts")
-        self._cached = counter(
-            "flowspec_cached_prompt_tokens", "Of them those that were in the stages' caches"
-        )
+        cached = "Of them those that were in the stages' caches"
+        self._cached = counter("flowspec_cached_prompt_tokens", cached)
         self._made = counter("flowspec_generated_tokens", "Tokens of answers")
         recoveries = "Losses of the pipeline that answers lived through"
         self._recoveries = counter("flowspec_answer_recoveries", recoveries)
@@ -96,19 +90,16 @@ class Metrics:
         self._whole.observe(whole_s)
 
     def failed(self) -> None:
-        """An answer ended in an error."""
         self._answers.labels("error").inc()
 
     def text(self) -> bytes:
-        """All of it."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """How things are now, for the registry."""
-        head, gate, totals = self._head, self._gate, self._totals
+        head, totals, (running, waiting) = self._head, self._totals, self._loads()
         gauge, counter, resident = GaugeMetricFamily, CounterMetricFamily, psutil.Process().memory_info().rss
-        yield gauge("flowspec_answers_running", "Answers under way", gate.running)
-        yield gauge("flowspec_answers_waiting", "Answers that wait for a place", gate.waiting)
+        yield gauge("flowspec_answers_running", "Answers under way", running)
+        yield gauge("flowspec_answers_waiting", "Answers that wait for a place", waiting)
         yield gauge("flowspec_pipeline_formed", "Whether there is a pipeline", int(head.is_formed))
         yield gauge("flowspec_failed", "Whether the head has failed for good", int(head.failure is not None))
         yield gauge("flowspec_stages", "Stages of the pipeline", len(head.stages))
@@ -124,11 +115,8 @@ class Metrics:
                 yield counter(f"flowspec_{reported(figure)}", f"Rows {told}", totals.hops.total(figure))
         yield dropped
         for figure, told in HOP_SECONDS.items():
-            spent = counter(
-                f"flowspec_stage_{figure.removesuffix('_s')}_seconds",
-                f"Seconds of a stage, by its place: {told}",
-                labels=["stage"],
-            )
+            name = f"flowspec_stage_{figure.removesuffix('_s')}_seconds"
+            spent = counter(name, f"Seconds of a stage, by its place: {told}", labels=["stage"])
             for place, seconds in enumerate(totals.hops.by_stage(figure)):
                 spent.add_metric([str(place)], seconds)
             yield spent

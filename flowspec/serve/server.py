@@ -1,4 +1,8 @@
-"""The server itself: a socket, uvicorn, and how it begins and ends."""
+"""The server itself: a socket, uvicorn, and how it begins and ends.
+
+While its model is loaded, it serves the page with how far that is, and for all else 503 and when to come
+again; then the server that answers takes its place at the same socket.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,18 @@ import contextlib
 import errno
 import logging
 import socket
-from collections.abc import Callable, Iterator, Sequence
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import h11
 import uvicorn
-from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flowspec.errors import FlowSpecError, InputError
@@ -21,27 +30,27 @@ from flowspec.llm import LLM
 from flowspec.runtime.addresses import not_ours
 from flowspec.runtime.connection_limit import connections_most
 from flowspec.serve.app import build_app
-from flowspec.serve.guard import AccessRules
+from flowspec.serve.documents import STREAM_HEADERS, ApiError, frame, json_response
+from flowspec.serve.guard import AccessRules, rules_of
+from flowspec.serve.live import HEARTBEAT_S, page_routes
 from flowspec.serve.metrics import Totals
 from flowspec.serve.service import Service, ServiceOptions
 
-CONNECTIONS_MAX = 512
-"""Beyond, a connection is closed at once."""
+CONNECTIONS_MAX = 512  # beyond, a connection is closed at once
 BACKLOG = 128
 HEADER_S = 10.0
 """How long a request's header may take to come, from a connection's beginning or the header's first byte."""
 REST_S = 10.0
 """How long the rest of a body may take that is not read any more, since its request is answered already."""
-STALL_S = 30.0
-"""How long a client may take nothing of what waits for it."""
-KEEP_ALIVE_S = 60
-"""How long a connection may be idle between two requests."""
-GRACE_S = 2.0
-"""How long answers go on when the server is told to stop."""
-FAILURE_S = 0.25
-"""How often it is looked whether the cluster has failed."""
-CLOSE_S = 3.0
-"""How long their connections may then take to close."""
+STALL_S = 30.0  # how long a client may take nothing of what waits for it
+KEEP_ALIVE_S = 60  # how long a connection may be idle between two requests
+GRACE_S = 2.0  # how long answers go on when the server is told to stop
+CLOSE_S = 3.0  # how long their connections may then take to close
+FAILURE_S = 0.25  # how often it is looked whether the cluster has failed
+RETRY_S = 5
+RETRY_HEADER = {"Retry-After": str(RETRY_S)}
+REASON = "the model is being loaded"
+PROGRESS_S = 0.25  # how often the page is told how far loading is, if that has changed
 log = logging.getLogger("flowspec.serve")
 
 
@@ -80,14 +89,12 @@ def _refusal(error: OSError, host: str, port: int) -> InputError:
 
 
 def url_of(host: str, bound: socket.socket) -> str:
-    """Where clients find the API."""
     name = f"[{host.strip('[]')}]" if ":" in host else host
     return f"http://{name}:{bound.getsockname()[1]}/v1"
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's own, with limits to the number of connections, and to how long a client may keep one
-    waiting."""
+    """uvicorn's own, with limits to connections, and to how long a client may keep one waiting."""
 
     files_share = 2
     _waits_for: object = None
@@ -116,12 +123,12 @@ class _Protocol(H11Protocol):
         self._expect_less()
 
     def resume_writing(self) -> None:
-        self._forget_stall()
+        _cancel(self._stalled)
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._unwatch()
-        self._forget_stall()
+        _cancel(self._deadline)
+        _cancel(self._stalled)
         super().connection_lost(exc)
 
     def _watch(self) -> None:
@@ -130,16 +137,11 @@ class _Protocol(H11Protocol):
         owes = theirs is h11.IDLE or (theirs is h11.SEND_BODY and self.conn.our_state is h11.DONE)
         waits_for = theirs if owes else None
         if waits_for is not self._waits_for:
-            self._unwatch()
+            _cancel(self._deadline)
             if waits_for is not None:
                 seconds = HEADER_S if waits_for is h11.IDLE else REST_S
                 self._deadline = self.loop.call_later(seconds, self.transport.close)
             self._waits_for = waits_for
-
-    def _unwatch(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-        self._deadline = self._waits_for = None
 
     def _expect_less(self) -> None:
         """Hangs up on a client that takes nothing for too long, also once all has been said."""
@@ -153,10 +155,10 @@ class _Protocol(H11Protocol):
 
         self._stalled = self.loop.call_later(STALL_S, look)
 
-    def _forget_stall(self) -> None:
-        if self._stalled is not None:
-            self._stalled.cancel()
-        self._stalled = None
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
 
 
 class _LoadingProtocol(_Protocol):
@@ -227,9 +229,14 @@ async def serve(
         server.should_exit = True
         asyncio.get_running_loop().call_later(GRACE_S, service.cancel_all)
 
+    async def tell_of_failure() -> None:
+        while (failure := llm.session.head.failure) is None:
+            await asyncio.sleep(FAILURE_S)
+        on_failure(failure)
+
     listen(bound)  # who calls now is answered in a moment
     on_ready(service, stop)
-    looking = asyncio.create_task(_tell_of_failure(llm, on_failure))
+    looking = asyncio.create_task(tell_of_failure())
     try:
         await server.serve(sockets=[bound])
     finally:
@@ -237,7 +244,68 @@ async def serve(
         await service.close()
 
 
-async def _tell_of_failure(llm: LLM, on_failure: Callable[[FlowSpecError], None]) -> None:
-    while (failure := llm.session.head.failure) is None:
-        await asyncio.sleep(FAILURE_S)
-    on_failure(failure)
+class Loading:
+    """How far the devices have come, by what is told of them: a device's name, a colon, what it does, and a
+    share of that. One thread tells, another one asks."""
+
+    def __init__(self, model: str) -> None:
+        self.is_over = False
+        self._model = model
+        self._steps: dict[str, dict[str, Any]] = {}
+
+    def take(self, text: str, share: float) -> None:
+        device, _, doing = text.rpartition(":")
+        step = {"device": device, "doing": doing.strip(), "share": round(share, 3)}
+        self._steps = {**self._steps, device: step}  # another one: whoever reads has all of one
+
+    def refusal(self) -> ApiError:
+        steps = ", ".join(
+            f"{device}: {step['doing']} {step['share']:.0%}" for device, step in self._steps.items() if device
+        )
+        message = f"{REASON}{f' ({steps})' if steps else ''}; try again in {RETRY_S} s"
+        return ApiError(503, message, code="loading", headers=RETRY_HEADER)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """What is loaded, whenever that changes; ends when it is over, so that the page comes again."""
+        said, said_s = b"", 0.0
+        while not self.is_over:
+            told = frame({"model": self._model, "steps": list(self._steps.values())}, "loading")
+            if told != said or time.monotonic() - said_s >= HEARTBEAT_S:
+                yield told
+                said, said_s = told, time.monotonic()
+            await asyncio.sleep(PROGRESS_S)
+
+
+@contextlib.contextmanager
+def loading_server(
+    bound: socket.socket, loading: Loading, access: AccessRules, *, has_page: bool
+) -> Iterator[None]:
+    """Answers at the socket, in a thread of its own; the same may come in as later. At the end the socket
+    still listens: who calls meanwhile is answered by whoever takes it next."""
+
+    async def health(request: Request) -> Response:
+        return json_response({"status": "loading", "reason": REASON}, 503, RETRY_HEADER)
+
+    async def events(request: Request) -> Response:
+        frames = () if request.method == "HEAD" else loading.events()
+        return StreamingResponse(frames, headers=STREAM_HEADERS)
+
+    async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
+        await loading.refusal().response(scope, receive, send)
+
+    routes: list[BaseRoute] = [Route("/health", health)]
+    if has_page:
+        routes += [*page_routes(), Route("/live/events", events, methods=["GET"])]
+    app = Starlette(routes=[*routes, Mount("/", refuse)], middleware=rules_of(access))
+    server = server_of(app, is_loading=True)
+    listen(bound)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve(sockets=[bound.dup()])), name="loading", daemon=True
+    )
+    thread.start()
+    try:
+        yield
+    finally:
+        loading.is_over = True
+        server.should_exit = True
+        thread.join()

@@ -25,22 +25,17 @@ from flowspec.model.reply.form import ReplyForm, form_of, format_of, thoughts_of
 from flowspec.model.reply.parts import Tool, new_call_id
 from flowspec.model.text import Bound, Messages, Tokenizer, TooLongError
 from flowspec.runtime.question import Question
-from flowspec.serve.answers import Answers
+from flowspec.serve.answers import Answers, RequestQueue
 from flowspec.serve.completion_form import Choice, fingerprint_of
 from flowspec.serve.completion_request import CompletionRequest, Prompt
-from flowspec.serve.documents import Model
-from flowspec.serve.messages import forbids_thoughts, variables_of
+from flowspec.serve.documents import STOPPING, ApiError, invalid, of_error, unsupported
+from flowspec.serve.messages import ToolUse, forbids_thoughts, variables_of
 from flowspec.serve.metrics import Metrics, Totals
-from flowspec.serve.refusals import STOPPING, ApiError, invalid, of_error, unsupported
-from flowspec.serve.request_queue import RequestQueue
-from flowspec.serve.tools import ToolUse
 from flowspec.version import __version__
 
 log = logging.getLogger("flowspec.serve")
 
 Found = TypeVar("Found")
-Encoded = tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]
-"""The tokens of a prompt, the form of the answer, and what binds its calls."""
 QUEUE_MAX = 4096
 THREADS = 2
 """That read requests; as many turn short prompts into tokens, and as many long ones, so that none of these
@@ -71,8 +66,7 @@ def _chars(prompt: Prompt, tools: Sequence[Tool]) -> int:
 
 
 def name_of(model: str) -> str:
-    """What clients call the model: a hub id as it is, a folder or file by its last name, the bundled one
-    `bundled`."""
+    """What clients call the model: a hub id as it is, a folder or file by its last name."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
@@ -88,7 +82,7 @@ class Service:
         self.context = plan.context
         self.created = int(time.time())
         self.gate = RequestQueue(options.parallel, options.queue)
-        self.metrics = Metrics(self.model, session.head, self.gate, totals)
+        self.metrics = Metrics(self.model, session.head, totals, self.gate.loads)
         self._open: set[Answers] = set()
         self.stopping = asyncio.Event()
         assert llm.tokenizer is not None
@@ -101,22 +95,19 @@ class Service:
 
     @property
     def fingerprint(self) -> str:
-        """`system_fingerprint` of what is answered now."""
         head = self.session.head
         return fingerprint_of(head.plan, head.arithmetic, library_version())
 
     # ------------------------------------------------------------------------------------------- requests
 
     async def choices(self, wanted: CompletionRequest[Any]) -> list[Choice]:
-        """The answers that a request wants, of which nothing is there yet: all choices of its first prompt,
-        then those of the next. Raises `ApiError`."""
+        """The answers that a request wants: all choices of its first prompt, then those of the next."""
         self.check_name(wanted.body.model or self.model)  # some clients send an empty one
         for field, why in wanted.body.unheeded.items():
             if field not in self._unheeded:  # each once
                 self._unheeded.add(field)
                 log.warning("requests have the field %s, which is taken and does nothing: %s", field, why)
-        found = []
-        gone = threading.Event()
+        found, gone = [], threading.Event()
         bound = Bound(tokens=self.context, is_wanted=lambda: not gone.is_set())
         try:
             for place, prompt in enumerate(wanted.prompts):
@@ -156,7 +147,7 @@ class Service:
     def _choices(self, place: int, wanted: CompletionRequest[Any], bound: Bound) -> list[Choice]:
         """All choices of a prompt, which begin with its text where that is echoed."""
         prompt, echoed = wanted.prompts[place], ""
-        question = self._question(wanted, self._encode(prompt, wanted, bound))
+        question = self._question(prompt, wanted, bound)
         if not isinstance(prompt, list) and wanted.body.echo:
             echoed = prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
         calls = None if question.form is None else question.form.calls
@@ -168,26 +159,51 @@ class Service:
             found.append(Choice(drawn, first + number, place, new_id, echoed))
         return found
 
-    def _encode(self, prompt: Prompt, wanted: CompletionRequest[Any], bound: Bound) -> Encoded:
+    def _question(self, prompt: Prompt, wanted: CompletionRequest[Any], bound: Bound) -> Question:
+        form, reply, param = None, None, "messages" if isinstance(prompt, list) else "prompt"
         try:
             if isinstance(prompt, str):
-                return tuple(self._tokenizer.encode(prompt, bound)), None, None
-            if isinstance(prompt, list):
-                return self._encode_chat(prompt, wanted, bound)
+                ids = tuple(self._tokenizer.encode(prompt, bound))
+            elif isinstance(prompt, list):
+                ids, form, reply = self._encode_chat(prompt, wanted, bound)
+            else:
+                ids = prompt
+                self._check_tokens("prompt", ids)
         except TooLongError as error:
-            raise self._too_long(prompt, f"at least {error.tokens}") from None
+            raise self._too_long(param, f"at least {error.tokens}") from None
         except InputError as error:
-            param = "messages" if isinstance(prompt, list) else "prompt"
             raise ApiError(400, str(error), param) from None
-        size = self.session.spec.vocabulary
-        if wrong := [token for token in prompt if token >= size]:
-            raise invalid("prompt", f"token ids from 0 to {size - 1}", wrong[0])
-        return prompt, None, None
+        if not ids:
+            raise ApiError(400, "prompt: expected at least one token, got none", "prompt")
+        if len(ids) >= self.context:
+            raise self._too_long(param, f"{len(ids)}")
+        left = self.context - len(ids)
+        most = min(wanted.params.max_new_tokens or self.options.new_tokens or left, left)
+        try:
+            question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form, reply)
+        except InputError as error:
+            param = "tools" if reply is not None else wanted.bound_by or "temperature"
+            raise ApiError(400, str(error), param) from None
+        self._check_tokens("logit_bias", [token for token, _ in question.sampling.logit_bias])
+        self._check_tokens("stop_token_ids", wanted.params.stop_token_ids)
+        return question
 
-    def _encode_chat(self, messages: Messages, wanted: CompletionRequest[Any], bound: Bound) -> Encoded:
-        """A dialogue with its tools."""
-        tokenizer, use = self._tokenizer, wanted.tool_use
-        tools = use.tools
+    def _check_tokens(self, name: str, tokens: Sequence[int]) -> None:
+        size = self.session.spec.vocabulary
+        if wrong := [token for token in tokens if token >= size]:
+            raise invalid(name, f"token ids from 0 to {size - 1}", wrong[0])
+
+    def _too_long(self, param: str, count: str) -> ApiError:
+        most = min(self.session.spec.context_max, limits.CONTEXT_MAX)
+        larger = f", or start the server with --context, {most} at most" if most > self.context else ""
+        text = f"the context holds {self.context} tokens with the answer, but the prompt has {count}; "
+        return ApiError(400, f"{text}shorten it{larger}", param, "context_length_exceeded")
+
+    def _encode_chat(
+        self, messages: Messages, wanted: CompletionRequest[Any], bound: Bound
+    ) -> tuple[tuple[int, ...], ReplyForm | None, BoundReply | None]:
+        """The tokens of a dialogue with its tools, the form of the answer, and what binds its calls."""
+        tokenizer, use, tools = self._tokenizer, wanted.tool_use, wanted.tool_use.tools
         if not tokenizer.has_chat_template:
             return tuple(tokenizer.encode_chat(messages, bound)), None, None
         template = tokenizer.template(tools)
@@ -230,63 +246,27 @@ class Service:
         assert use.bound is not None
         added, count = self._tokenizer.added_tokens, self.session.spec.vocabulary
         tokens = {name: token for name, token in added.items() if token < count}
+        param = bound_by or "tools"
         try:
             check_library()
             if use.bound.answer is not None:
                 check_grammar(*use.bound.answer)
                 rule_of(*use.bound.answer)
-        except InputError as error:
-            param = bound_by or "tools"
-            raise ApiError(400, f"{param}: {error}", param) from None
-        try:
+            param = "tools"
             found = bound_reply(form, use.bound, tokens, may_think=may_think)
             check_grammar("reply", found.text, len(found.marks))
         except InputError as error:
-            told = str(error).removeprefix("reply: ")
-            raise ApiError(400, f"tools: {told}", "tools") from None
+            raise ApiError(400, f"{param}: {str(error).removeprefix('reply: ')}", param) from None
         return found
-
-    def _question(self, wanted: CompletionRequest[Any], encoded: Encoded) -> Question:
-        ids, form, bound = encoded
-        if not ids:
-            raise ApiError(400, "prompt: expected at least one token, got none", "prompt")
-        if len(ids) >= self.context:
-            raise self._too_long(wanted.prompts[0], f"{len(ids)}")
-        try:
-            left = self.context - len(ids)
-            most = min(wanted.params.max_new_tokens or self.options.new_tokens or left, left)
-            question = self._llm.question_of(ids, replace(wanted.params, max_new_tokens=most), form, bound)
-        except InputError as error:
-            param = "tools" if bound is not None else wanted.bound_by or "temperature"
-            raise ApiError(400, str(error), param) from None
-        size = self.session.spec.vocabulary
-        biased = [token for token, _ in question.sampling.logit_bias]
-        for name, tokens in (("logit_bias", biased), ("stop_token_ids", wanted.params.stop_token_ids)):
-            if wrong := [token for token in tokens if token >= size]:
-                raise invalid(name, f"token ids from 0 to {size - 1}", wrong[0])
-        return question
-
-    def _too_long(self, prompt: Prompt, count: str) -> ApiError:
-        most = min(self.session.spec.context_max, limits.CONTEXT_MAX)
-        larger = f", or start the server with --context, {most} at most" if most > self.context else ""
-        return ApiError(
-            400,
-            f"the context holds {self.context} tokens with the answer, but the prompt has {count}; shorten "
-            f"it{larger}",
-            "prompt" if isinstance(prompt, str | tuple) else "messages",
-            "context_length_exceeded",
-        )
 
     # --------------------------------------------------------------------------------------------- the end
 
     def stop(self) -> None:
-        """Takes no requests any more, nor lets in those that wait; what is being answered goes on. Endless
-        streams look at `stopping`."""
+        """Takes no requests any more, nor lets in those that wait; what is being answered goes on."""
         self.stopping.set()
         self.gate.close(of_error(STOPPING))
 
     def cancel_all(self) -> None:
-        """Ends all answers."""
         for answers in self._open:
             answers.cancel()
 
@@ -301,11 +281,9 @@ class Service:
 
     # ---------------------------------------------------------------------------------------------- how it is
 
-    def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and document: 200 while prompts can be answered, if only when the pipeline is formed anew.
-
-        It is told to anybody, so it names no device, model or number.
-        """
+    def health(self) -> tuple[dict[str, Any], int]:
+        """Document and status, 200 while prompts can be answered, if only when the pipeline is formed anew.
+        It is told to anybody, so it names no device, model or number."""
         head = self.session.head
         state, reason = "ok", None
         if head.failure is not None:
@@ -314,10 +292,9 @@ class Service:
             state, reason = "stopping", STOPPING
         elif not head.is_formed:
             state, reason = "reforming", "the pipeline is being formed anew; answers go on when it is there"
-        return (503 if state in ("failed", "stopping") else 200), {"status": state, "reason": reason}
+        return {"status": state, "reason": reason}, 503 if state in ("failed", "stopping") else 200
 
     def cluster(self) -> dict[str, Any]:
-        """What runs where."""
         session, plan, failure = self.session, self.session.head.plan, self.session.head.failure
         return {
             "version": __version__,
@@ -328,7 +305,7 @@ class Service:
             "arithmetic": session.head.arithmetic,
             "context": plan.context,
             "layers": plan.layer_count,
-            "state": self.health()[1]["status"],
+            "state": self.health()[0]["status"],
             "failure": None if failure is None else str(failure),
             "running": self.gate.running,
             "waiting": self.gate.waiting,
@@ -340,6 +317,7 @@ class Service:
             "notes": list(self.totals.notes),
         }
 
-    def listing(self) -> Model:
-        """The one model, as the API lists it."""
-        return Model(id=self.model, created=self.created, context_length=self.context)
+    def listing(self) -> dict[str, Any]:
+        """The one model."""
+        own = {"created": self.created, "owned_by": "flowspec", "context_length": self.context}
+        return {"id": self.model, "object": "model", **own}

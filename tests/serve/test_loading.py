@@ -10,9 +10,8 @@ import httpx
 import pytest
 
 from flowspec.serve.guard import AccessRules
-from flowspec.serve.loading import RETRY_S, Loading, loading_server
-from flowspec.serve.page import PATHS
-from flowspec.serve.server import bind
+from flowspec.serve.live import PATHS
+from flowspec.serve.server import RETRY_S, Loading, bind, loading_server
 
 KEY = "sesame-1"
 

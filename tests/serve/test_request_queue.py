@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flowspec.serve.refusals import ApiError
-from flowspec.serve.request_queue import RequestQueue
+from flowspec.serve.answers import RequestQueue
+from flowspec.serve.documents import ApiError
 
 
 def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -34,11 +34,10 @@ from flowspec.serve.completion_request import (
     chat_wanted,
     completion_wanted,
 )
-from flowspec.serve.messages import variables_of
-from flowspec.serve.refusals import ApiError, of_error
+from flowspec.serve.documents import ApiError, of_error
+from flowspec.serve.messages import TOOL_BYTES_MAX, TOOLS_MAX, ToolUse, variables_of
 from flowspec.serve.responses.request import ITEMS_MAX, ResponseBody, response_wanted
 from flowspec.serve.responses.store import ResponseStore
-from flowspec.serve.tools import TOOL_BYTES_MAX, TOOLS_MAX, ToolUse
 
 HELLO = [{"role": "user", "content": "hello"}]
 PREFILLED = [*HELLO, {"role": "assistant", "content": "I am"}]
@@ -67,7 +66,7 @@ def refusal(read: Callable[..., CompletionRequest[Any]], **fields: Any) -> ApiEr
     with pytest.raises(ApiError) as caught:
         read(**fields)
     found = caught.value
-    assert (found.status, found.document["error"].type) == (400, "invalid_request_error")
+    assert (found.status, found.document["error"]["type"]) == (400, "invalid_request_error")
     assert "\n" not in found.message
     assert len(found.message) < 600
     assert found.param is None or found.message.startswith(found.param) or repr(found.param) in found.message

@@ -27,12 +27,10 @@ from flowspec.runtime.token_log import TokenLog
 from flowspec.runtime.token_stream import Timing
 from flowspec.serve.completion_form import Choice, fingerprint_of, token_name, usage_of
 from flowspec.serve.completion_request import CompletionRequest
-from flowspec.serve.documents import frame
+from flowspec.serve.documents import ApiError, frame
 from flowspec.serve.metrics import Totals
-from flowspec.serve.refusals import ApiError
 from flowspec.serve.responses.form import ResponseForm, page_of
-from flowspec.serve.responses.items import messages_of
-from flowspec.serve.responses.request import ResponseBody, response_wanted
+from flowspec.serve.responses.request import ResponseBody, messages_of, response_wanted
 from flowspec.serve.responses.store import Kept, ResponseStore
 
 
@@ -356,10 +354,10 @@ def test_instructions_and_a_system_message_are_one(role: str) -> None:
 
 def page(items: list[dict[str, Any]], **query: str) -> tuple[list[str], bool]:
     found = page_of(items, list(query.items()))
-    names = [item["id"] for item in found.data]
+    names = [item["id"] for item in found["data"]]
     ends = (names[0], names[-1]) if names else (None, None)
-    assert (found.object, found.first_id, found.last_id) == ("list", *ends)
-    return names, found.has_more
+    assert (found["object"], found["first_id"], found["last_id"]) == ("list", *ends)
+    return names, found["has_more"]
 
 
 def test_items_are_listed_page_by_page() -> None:

@@ -10,17 +10,16 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Raw
+from msgspec import UNSET, Meta, Raw
 
 from flowspec.core.protocol.messages import Sampling
 from flowspec.runtime.answer import Piece
 from flowspec.serve import documents as api
 from flowspec.serve.completion_form import Choice, logprob_of, thoughts_in, usage_of
 from flowspec.serve.completion_request import CompletionRequest, TextFormat
-from flowspec.serve.refusals import ApiError, invalid
-from flowspec.serve.responses.items import Item, new_id
+from flowspec.serve.documents import ApiError, invalid
 from flowspec.serve.responses.request import INCLUDABLE, ResponseBody
-from flowspec.serve.responses.store import Kept
+from flowspec.serve.responses.store import Item, Kept, new_id
 from flowspec.validation import Document, Misfit, fit
 
 Kind = Literal["message", "reasoning", "function_call"]
@@ -30,16 +29,16 @@ _TEXTS: dict[Kind, Any] = {
     "function_call": "function_call_arguments",
 }
 """What the text of an item is called by kind."""
+_REPEATED = "instructions max_output_tokens max_tool_calls metadata parallel_tool_calls previous_response_id "
+_REPEATED += "store tool_choice tools top_logprobs"
+"""Fields of a request that its response has as they are."""
 _INCLUDED = rf"^({'|'.join(map(re.escape, INCLUDABLE))})\Z"
 _TO_100 = r"^(0{0,2}[1-9]|0?[1-9][0-9]|100)\Z"
 
 
 class ResponseForm:
-    """What one response says of itself; `keep` is given it when it is over, before its client is told.
-
-    Its events are numbered from 0, and each text is the events' pieces put together. A response that is told
-    at once is made of the same events, which nobody hears. Space beside calls is no message.
-    """
+    """What one response says of itself; `keep` is given it when it is over, before its client is told. One
+    that is told at once is made of the same events, which nobody hears. Space beside calls is no message."""
 
     def __init__(
         self,
@@ -52,12 +51,10 @@ class ResponseForm:
         self._wanted = wanted
         self._keep = keep
         self._items: list[api.OutputItem] = []
-        self._open: dict[Kind, api.OutputItem] = {}
-        """Those that go on, of each kind one at most, whose texts so far are in `_texts`."""
-        self._texts: dict[Kind, list[str]] = {}
+        self._open: dict[Kind, api.OutputItem] = {}  # those that go on, of each kind one at most
+        self._texts: dict[Kind, list[str]] = {}  # theirs so far
         self._logprobs: list[api.Logprob] = []
-        self._held = Piece(text="")
-        """Of the message that has not begun: space, and log-probabilities."""
+        self._held = Piece(text="")  # of the message that has not begun: space, and log-probabilities
         self._frames: list[bytes] = []
         self._count = 0
         self._response = api.Response(
@@ -66,18 +63,9 @@ class ResponseForm:
             model=model,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            instructions=asked.instructions,
-            max_output_tokens=asked.max_output_tokens,
-            max_tool_calls=asked.max_tool_calls,
-            metadata=asked.metadata or {},
-            parallel_tool_calls=asked.parallel_tool_calls is not False,
-            previous_response_id=asked.previous_response_id,
             reasoning={"effort": wanted.effort, "summary": None},
-            store=asked.store is not False,
             text={"format": (asked.text and asked.text.format) or TextFormat()},
-            tool_choice=asked.tool_choice or "auto",
-            tools=asked.tools or [],
-            top_logprobs=asked.top_logprobs or 0,
+            **{name: said for name in _REPEATED.split() if (said := getattr(asked, name)) is not None},
         )
 
     def whole(self, choices: Sequence[Choice]) -> bytes:
@@ -89,13 +77,11 @@ class ResponseForm:
         return self._finished(choice)
 
     def begin(self, choices: Sequence[Choice]) -> bytes:
-        """What a stream begins with."""
         self._tell("response.created", response=self._response)
         self._tell("response.in_progress", response=self._response)
         return self._told()
 
     def say(self, choice: Choice, piece: Piece) -> bytes:
-        """What came: thoughts, text, and calls."""
         if thoughts := thoughts_in(piece.parts):
             if "reasoning" not in self._open:
                 self._add("reasoning", summary=[], content=[])
@@ -123,13 +109,11 @@ class ResponseForm:
         return self._told()
 
     def finish(self, choices: Sequence[Choice]) -> bytes:
-        """The whole response, behind all else."""
         document = self._finished(*choices)
         self._tell(f"response.{self._response.status}", response=Raw(document))
         return self._told()
 
     def fail(self, error: ApiError) -> bytes:
-        """The end of a response that cannot go on."""
         self._response.status = "failed"
         self._response.error = {"code": "server_error", "message": error.message}
         self._tell("response.failed", response=self._response)
@@ -142,13 +126,13 @@ class ResponseForm:
         else:
             found.incomplete_details = {"reason": "max_output_tokens"}
         found.output = self._items
-        found.usage = api.ResponseUsage(
-            input_tokens=usage.prompt_tokens,
-            input_tokens_details={**usage.prompt_tokens_details, "cache_write_tokens": 0},
-            output_tokens=usage.completion_tokens,
-            output_tokens_details=usage.completion_tokens_details,
-            total_tokens=usage.total_tokens,
-        )
+        found.usage = {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {**usage.prompt_tokens_details, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": usage.completion_tokens_details,
+            "total_tokens": usage.total_tokens,
+        }
         document = msgspec.json.encode(found)
         if found.store:
             ids = tuple(item.id for item in self._items)
@@ -169,7 +153,6 @@ class ResponseForm:
             self._extend("message", held.text, logprobs=logprobs)
 
     def _add(self, kind: Kind, **fields: Any) -> None:
-        """Begins an item."""
         item = api.OutputItem(id=new_id(kind), type=kind, **fields)
         self._items.append(item)
         self._open[kind], self._texts[kind] = item, []
@@ -189,44 +172,39 @@ class ResponseForm:
             item.arguments = text
             self._tell(done, kind, name=item.name, arguments=text)
         else:
-            own = ([], self._logprobs) if kind == "message" else ()
-            part = api.Part(_TEXTS[kind], text, *own)
+            own: dict[str, Any] = {"logprobs": self._logprobs} if kind == "message" else {}
+            part = api.Part(_TEXTS[kind], text, [] if own else UNSET, **own)
             item.content = [part]
-            self._tell(done, kind, text=text, logprobs=part.logprobs)
-            if kind == "message":
+            self._tell(done, kind, text=text, **own)
+            if own:
                 self._tell("response.content_part.done", kind, part=part)
         self._tell("response.output_item.done", output_index=self._items.index(item), item=item)
         del self._open[kind]
 
     def _tell(self, name: str, of: Kind | None = None, /, **fields: Any) -> None:
         """Tells the stream an event, `of` the item of this kind that goes on."""
+        event: dict[str, Any] = {"type": name, "sequence_number": self._count}
         if of is not None:
             item = self._open[of]
-            fields |= {"item_id": item.id, "output_index": self._items.index(item)}
-            fields |= {} if of == "function_call" else {"content_index": 0}
-        event = api.Event(type=name, sequence_number=self._count, **fields)
-        self._frames.append(api.frame(event, name))
+            event |= {"item_id": item.id, "output_index": self._items.index(item)}
+            event |= {} if of == "function_call" else {"content_index": 0}
+        self._frames.append(api.frame(event | fields, name))
         self._count += 1
 
     def _told(self) -> bytes:
-        """What the stream was told since."""
         frames, self._frames = self._frames, []
         return b"".join(frames)
 
 
 class _Query(Document, frozen=True, kw_only=True):
-    """What may be asked of a list of items."""
-
     limit: Annotated[str, Meta(pattern=_TO_100, description="a whole number from 1 to 100")] = "20"
     order: Annotated[Literal["desc", "asc"], Meta(description="desc or asc")] = "desc"
     after: str | None = None
     include: Annotated[str, Meta(pattern=_INCLUDED, description=f"some of {', '.join(INCLUDABLE)}")] = ""
-    """Of which no item has any."""
 
 
-def page_of(items: Sequence[Item], query: Iterable[tuple[str, str]]) -> api.Listed:
-    """What a list says: at most `limit` of the items behind `after`, the last first unless `order` is asc.
-    `query` are the names and values of the request. Raises `ApiError`."""
+def page_of(items: Sequence[Item], query: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The items that a query asks for, its names and values as they came. Raises `ApiError`."""
     pairs = [("include" if name == "include[]" else name, value) for name, value in query]
     try:
         for pair in pairs:  # the last of a name counts, and all are checked
@@ -243,4 +221,5 @@ def page_of(items: Sequence[Item], query: Iterable[tuple[str, str]]) -> api.List
         ordered = ordered[ids.index(asked.after) + 1 :]
     page = ordered[: int(asked.limit)]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return api.Listed(data=page, first_id=first, last_id=last, has_more=len(page) < len(ordered))
+    more = {"first_id": first, "last_id": last, "has_more": len(page) < len(ordered)}
+    return {"object": "list", "data": page, **more}

@@ -1,28 +1,55 @@
-"""Responses that are kept, so that they can be asked for and gone on from: in memory, and only so many."""
+"""Responses that are kept, so that they can be asked for and gone on from: in memory, and only so many; and
+the items that they have."""
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections import OrderedDict
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from flowspec.serve.refusals import ApiError
-from flowspec.serve.responses.items import Item, listed
+from flowspec.serve.documents import ApiError
 
 RESPONSES_MAX = 1024
 BYTES_MAX = 64 << 20
 """Of all responses that are kept, each with its whole dialogue, though those of one dialogue have much in
 common."""
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+Item = dict[str, Any]
+
+
+def new_id(kind: str) -> str:
+    return f"{_PREFIXES[kind]}_{secrets.token_hex(24)}"
+
+
+def listed(item: Item) -> Item:
+    """An item as a response's are listed: with an id and a state, in parts, without log-probabilities."""
+    kind = item.get("type") or "message"
+    key, status = item.get("id"), item.get("status")
+    found = {
+        **{name: value for name, value in item.items() if name != "parsed_arguments"},
+        "id": key if isinstance(key, str) and key else new_id(kind),
+        "type": kind,
+        "status": status if isinstance(status, str) else "completed",
+    }
+    if kind == "message":
+        more: Item = {"type": "input_text"}
+        if item["role"] == "assistant":
+            more = {"type": "output_text", "annotations": [], "logprobs": []}
+        content = item["content"]
+        parts = [{"text": content}] if isinstance(content, str) else content
+        found["content"] = [
+            {name: value for name, value in part.items() if name != "parsed"} | more for part in parts
+        ]
+    return found
 
 
 class Kept(Struct, frozen=True):
     """A response as it was given, and the items that it answers: the whole dialogue, without instructions.
-
-    Both are held as the JSON that they are (as objects they would take several times as much memory) and read
-    when somebody asks. `output_ids` are those of the items of the response's output.
-    """
+    Both are held as the JSON that they are: as objects they would take several times as much memory."""
 
     document: bytes
     input: bytes
@@ -59,8 +86,7 @@ class ResponseStore:
         self._lock = threading.Lock()
 
     def keep(self, name: str, kept: Kept) -> None:
-        """Keeps a response under its id, and forgets those that were not used for the longest time where
-        there are too many. One that is too large alone is not kept."""
+        """Keeps a response under its id; where there are too many, those unused for longest are forgotten."""
         if kept.size > self._bytes_max:
             return
         with self._lock:
@@ -93,8 +119,9 @@ class ResponseStore:
         """The response of this id; raises `ApiError` with these where there is none."""
         if (found := self.find(name)) is not None:
             return found
-        text = f"there is no response {name!r:.80} here; this server keeps the last {self._responses_max} in "
-        text += (
+        text = (
+            f"there is no response {name!r:.80} here; this server keeps the last {self._responses_max} in "
             "memory, fewer where they are large, until it ends, and none asked for with store false; send "
+            "the whole dialogue as input"
         )
-        raise ApiError(404, f"{text}the whole dialogue as input", param, code)
+        raise ApiError(404, text, param, code)

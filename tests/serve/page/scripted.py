@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from flowspec.serve.page import page_routes
+from flowspec.serve.live import page_routes
 from tests.serve.page.recordings import recording
 
 BATCH_S = 0.1

@@ -11,8 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from flowspec.serve.guard import AccessRules
-from flowspec.serve.loading import Loading, loading_server
-from flowspec.serve.server import bind, server_of
+from flowspec.serve.server import Loading, bind, loading_server, server_of
 from tests.serve.page.pages import DESKTOP, PHONE, Watched, answered, ask, is_live
 from tests.serve.page.recordings import text_of
 from tests.serve.page.scripted import Script

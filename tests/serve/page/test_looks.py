@@ -8,7 +8,7 @@ from importlib import resources
 
 from playwright.sync_api import Page, expect
 
-from flowspec.serve.page import page_routes
+from flowspec.serve.live import page_routes
 from tests.nightly import at_night
 from tests.serve.page.pages import DESKTOP, PHONE, TABLET, Watched, answered, ask, picture, replayed
 from tests.serve.page.recordings import recording, text_of

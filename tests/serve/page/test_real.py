@@ -15,8 +15,7 @@ from playwright.sync_api import Page, expect
 from flowspec.llm import LLM
 from flowspec.runtime.watching import watch_session
 from flowspec.serve.guard import AccessRules
-from flowspec.serve.live import live_routes
-from flowspec.serve.page import PATHS, page_routes
+from flowspec.serve.live import PATHS, live_routes, page_routes
 from tests.serve.page.pages import (
     WAIT_MS,
     Watched,
