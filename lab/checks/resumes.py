@@ -31,7 +31,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
-from lab.checks.questions import QUESTIONS, agreement
+from lab.checks.rigs import QUESTIONS, agreement
 from lab.command import Parser, chosen, run_command
 
 STAGES = (1, 2, 3)

@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from flowspec.bench.records import EXACT, WRONG
+from flowspec.bench.verify import parting
 from flowspec.child_process import python_module
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles, canonical_name
@@ -47,6 +50,26 @@ START_S = 120.0
 FLOWSPEC = tuple(python_module("flowspec.cli.main"))
 
 Act = Callable[[Session, int], None]
+QUESTIONS = (
+    "What is 17 + 25?",
+    "What is 3 + 4?",
+    "Tell me a story.",
+    "What is FlowSpec?",
+    "Who are you?",
+    "What is 99 - 1?",
+)
+"""Short ones that it answers."""
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 2},
+)
+"""Fields of `Sampling`, as a request's document has them, too."""
+
+
+def agreement(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> str:
+    """`exact` or `wrong`, as in `parting`."""
+    return EXACT if parting(expected, found, stop_ids) is None else WRONG
 
 
 @dataclass(slots=True)

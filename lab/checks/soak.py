@@ -51,8 +51,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.pipeline_connections import StageStatus
 from flowspec.runtime.session import Limits, OpenCluster, RecoveryOptions, Session
-from lab.checks.questions import QUESTIONS, SAMPLINGS, agreement
-from lab.checks.rigs import Daemon, cluster_of
+from lab.checks.rigs import QUESTIONS, SAMPLINGS, Daemon, agreement, cluster_of
 from lab.command import Parser, add_dtype, chosen, run_command
 
 FAULTS = ("kill", "stop")

@@ -46,8 +46,7 @@ from flowspec.model.text import Tokenizer
 from flowspec.runtime import timeouts
 from flowspec.runtime.session import Limits, RecoveryOptions
 from lab.checks.pauses import DRAFTER, LOST, PauseWatch, parts_of
-from lab.checks.questions import agreement
-from lab.checks.rigs import FAULTS, STAGES, Rig, rig_of
+from lab.checks.rigs import FAULTS, STAGES, Rig, agreement, rig_of
 from lab.command import Parser, add_dtype, run_command
 
 PROMPT = "Tell me a story about a lighthouse, and then explain how a lighthouse works."

@@ -60,8 +60,7 @@ from flowspec.wire.codec import Envelope, Tensor
 from lab.faults.daemon import SimDaemon
 from lab.faults.drafters import LocalDrafters, Place, SimRemoteDrafter
 from lab.faults.network import Network
-from lab.faults.pipelines import HEAD, SimPipelines
-from lab.faults.process import Process
+from lab.faults.pipelines import HEAD, Process, SimPipelines
 
 SESSION = 1
 FORMING_TIMEOUTS = FormingTimeouts(

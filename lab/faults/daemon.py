@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
+from zlib import crc32
 
 from msgspec import structs
 
@@ -82,7 +83,6 @@ from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import Frames
 from flowspec.wire.codec import Envelope, Tensor, joined
-from lab.faults.dialects import PLAIN, spoken
 from lab.faults.network import Connection, Network
 
 LEASE_S = 3.0
@@ -101,6 +101,13 @@ SHORT_SLOTS = 1
 
 Span = tuple[int, int, str]
 """Layers `[first, end)`, and the arithmetic that they are computed with."""
+PLAIN = "plain"
+"""The arithmetic of the language itself, which every device has that is not told otherwise."""
+
+
+def spoken(language: HashLanguage, arithmetic: str) -> HashLanguage:
+    """What a model says that is computed with this arithmetic: a token shows who said it."""
+    return language if arithmetic in ("", PLAIN) else language.other(crc32(arithmetic.encode()))
 
 
 @dataclass(eq=False, slots=True)

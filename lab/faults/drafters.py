@@ -50,8 +50,7 @@ from flowspec.sim.drafter import FakeDrafter
 from flowspec.wire.codec import Envelope, joined
 from lab.faults.daemon import SimDaemon
 from lab.faults.network import Network
-from lab.faults.pipelines import HEAD, SimPipelines
-from lab.faults.process import Process
+from lab.faults.pipelines import HEAD, Process, SimPipelines
 
 FIRST_SESSION = 100
 """Of the drafters' pipelines; each has two numbers."""

@@ -35,18 +35,58 @@ from flowspec.core.cluster.membership import DeviceSurveyed, Note, Probe, ProbeA
 from flowspec.core.driving import Driver
 from flowspec.core.head.events import PipelineLost, PipelineReformed
 from flowspec.core.protocol.cluster_messages import Hello, Reset, Welcome
-from flowspec.sim.clock import Alarm
+from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.link import Frames
 from flowspec.wire.codec import Envelope
 from lab.faults.daemon import SimDaemon
 from lab.faults.network import Connection, Network
-from lab.faults.process import Process
 
 HEAD = "head"
 DIALLED_S = 0.01
 """How long it takes to hear that a device cannot be dialled."""
 SURVEY_S = 0.3
 """What it takes to ask a device what a plan must know of it."""
+
+
+class Process:
+    """The head's: all that it does happens in one, which may be stopped, and whose clock may jump."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.events = 0
+        """What its cores were given so far."""
+        self.skew_s = 0.0
+        self.is_stopped = False
+        self._backlog: list[Callable[[], None]] = []
+
+    @property
+    def now_s(self) -> float:
+        """By its own clock, which may have jumped."""
+        return self.clock.now_s + self.skew_s
+
+    def do(self, action: Callable[[], None]) -> None:
+        """Now, or when a stopped process goes on."""
+        if self.is_stopped:
+            self._backlog.append(action)
+        else:
+            action()
+
+    def at(self, time_s: float, action: Callable[[], None]) -> Alarm:
+        """The same, at an instant of its own clock as it goes now."""
+        return self.clock.at(time_s - self.skew_s, lambda: self.do(action))
+
+    def later(self, after_s: float, action: Callable[[], None]) -> Alarm:
+        return self.clock.at(self.clock.now_s + after_s, lambda: self.do(action))
+
+    def stop(self) -> None:
+        """What comes waits."""
+        self.is_stopped = True
+
+    def go_on(self) -> None:
+        self.is_stopped = False
+        backlog, self._backlog = self._backlog, []
+        for each in backlog:
+            self.do(each)
 
 
 @dataclass(slots=True)

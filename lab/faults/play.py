@@ -24,8 +24,7 @@ from flowspec.sim.link import Frames
 from flowspec.sim.record import SimulatedAnswer
 from flowspec.wire.codec import Envelope
 from lab.faults.cluster import Cluster
-from lab.faults.daemon import NO_NUMBER, SLOW, SimDaemon
-from lab.faults.dialects import spoken
+from lab.faults.daemon import NO_NUMBER, SLOW, SimDaemon, spoken
 from lab.faults.network import Connection, Network
 from lab.faults.oracle import LOOK_S, Oracle
 from lab.faults.pipelines import HEAD

@@ -24,7 +24,7 @@ from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.language import HashLanguage
 from lab.faults.cluster import FORMING_TIMEOUTS
-from lab.faults.dialects import PLAIN
+from lab.faults.daemon import PLAIN
 from lab.faults.drafters import Place
 from lab.faults.pipelines import HEAD
 from tests.plain import plain_answer

@@ -19,7 +19,7 @@ from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.grammar import check_grammar
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
-from lab.checks.questions import agreement
+from lab.checks.rigs import agreement
 from tests.checkpoints import make_variant
 
 STOPS = frozenset([8, 9])
