@@ -78,7 +78,7 @@ from flowspec.runtime.next_hop import NextHop
 from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.port import Port
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Sender, Wake, poll_timeout_ms, ready_sources
+from flowspec.runtime.transport import Sender, Wake, end_context, poll_timeout_ms, ready_sources
 from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
 from flowspec.version import __version__
 from flowspec.wire.codec import decode, joined
@@ -177,7 +177,7 @@ class Daemon:
             self._compute.stop(timeouts.COMPUTE_STOP_S)
             self._thermometer.stop()
             self._compute.claims.leave()
-            self._context.destroy(linger=200)
+            end_context(self._context, 200)
             log.info("%s stopped (%s)", self.name, self._stopping or "error")
         if self._broken is not None:
             raise self._broken

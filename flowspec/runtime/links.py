@@ -27,7 +27,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Receiver, Sender, dial
+from flowspec.runtime.transport import Receiver, Sender, dial, end_context
 from flowspec.version import __version__
 from flowspec.wire.codec import Tensor, decode
 
@@ -76,7 +76,7 @@ def measure_links(
     try:
         return [_measure(context, device, step, effort or LinkEffort(), keys) for device in devices]
     finally:
-        context.destroy(linger=0)
+        end_context(context)
 
 
 def _measure(

@@ -51,7 +51,7 @@ from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Receiver, Sender, Wake, dealer, reach, receive
+from flowspec.runtime.transport import Receiver, Sender, Wake, dealer, end_context, reach, receive
 from flowspec.runtime.weights.server import WeightServer
 from flowspec.version import __version__
 from flowspec.wire.codec import BYTES, Envelope, Tensor, decode
@@ -371,4 +371,4 @@ class PipelineConnections:
             if connection.device == lost:
                 connection.monitor.close()
                 connection.socket.close(linger=0)
-        self._context.destroy(linger=200)
+        end_context(self._context, 200)

@@ -14,7 +14,7 @@ from flowspec.runtime.connection_limit import ConnectionLimit
 from flowspec.runtime.monitor import Refusal
 from flowspec.runtime.security.authenticator import Authenticator
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import bind_router
+from flowspec.runtime.transport import bind_router, end_context
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -31,7 +31,7 @@ class Port:
         try:
             self.router, self.number = bind_router(context, host, port, keys, insecure=insecure)
         except InputError:
-            context.destroy(linger=0)
+            end_context(context)
             raise
         self._connection_limit = ConnectionLimit(self.router)
 

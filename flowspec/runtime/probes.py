@@ -12,7 +12,7 @@ from flowspec.core.protocol.cluster_messages import Hello, Welcome
 from flowspec.errors import InputError, PeerError
 from flowspec.runtime.pipeline_connections import head_name
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import Sender, dealer, reach, receive
+from flowspec.runtime.transport import Sender, dealer, end_context, reach, receive
 from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
@@ -76,4 +76,4 @@ class Probes:
             self._open.pop(device)[0].close(linger=0)
 
     def close(self) -> None:
-        self._context.destroy(linger=0)
+        end_context(self._context)

@@ -13,8 +13,10 @@ import ipaddress
 import os
 import signal
 import socket as sockets
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +34,13 @@ from flowspec.wire.codec import Envelope, Tensor, encode
 
 TIMER_EARLY_S = 0.0005
 """What is due may happen up to this early: polls count in whole milliseconds."""
+
+
+def end_context(context: zmq.Context[Any], linger_ms: int = 0) -> None:
+    """Ends a context with all its sockets; what they have to send may leave for so long."""
+    # ZeroMQ waits for every socket. One that was being made when Ctrl-C came is known to the traceback alone.
+    traceback.clear_frames(sys.exc_info()[2])
+    context.destroy(linger=linger_ms)
 
 
 def _configure(socket: zmq.Socket[bytes]) -> None:

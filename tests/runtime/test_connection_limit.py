@@ -16,7 +16,7 @@ from flowspec.runtime.connection_limit import ConnectionChanges, ConnectionLimit
 from flowspec.runtime.security.authenticator import Authenticator
 from flowspec.runtime.security.keyfiles import device_keyring, head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import bind_router, dial, receive
+from flowspec.runtime.transport import bind_router, dial, end_context, receive
 
 WAIT_S = 20.0
 
@@ -97,3 +97,25 @@ def test_the_limit_holds_in_front_of_keys(tmp_path: Path) -> None:
 def test_connections_leave_half_of_the_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resource.getrlimit", lambda kind: (64, 64))
     assert (connections_most(512), connections_most(8), connections_most(512, 4)) == (32, 8, 16)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.filterwarnings("ignore:Unclosed socket:ResourceWarning")
+def test_a_context_ends_though_ctrl_c_came_while_a_socket_was_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = zmq.Socket.__init__
+
+    def begin_and_interrupt(socket: zmq.Socket[bytes], *args: object, **more: object) -> None:
+        begin(socket, *args, **more)  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(zmq.Socket, "__init__", begin_and_interrupt)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+
+    def connect() -> None:
+        try:
+            context.socket(zmq.DEALER)
+        finally:
+            end_context(context)
+
+    with pytest.raises(KeyboardInterrupt):
+        connect()

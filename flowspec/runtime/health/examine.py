@@ -35,7 +35,7 @@ from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.pipeline_connections import Progress, told_of
 from flowspec.runtime.security.keyfiles import SUFFIX
 from flowspec.runtime.security.keyring import Keyring, UnlistedError
-from flowspec.runtime.transport import Receiver, Sender, dial, split_address
+from flowspec.runtime.transport import Receiver, Sender, dial, end_context, split_address
 from flowspec.version import __version__
 from flowspec.wire.codec import decode
 
@@ -150,7 +150,7 @@ def examine(
                 each.onward = onward(context, each.device, following.device, keys)
             step(f"link from {each.device.name} to {following.device.name}")
     finally:
-        context.destroy(linger=0)
+        end_context(context)
     return found
 
 
@@ -204,7 +204,7 @@ def ask_all(
             finally:
                 is_over.set()  # Ctrl-C: some may wait for minutes
     finally:
-        context.destroy(linger=0)
+        end_context(context)
 
 
 def greet(

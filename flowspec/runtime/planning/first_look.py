@@ -20,6 +20,7 @@ from flowspec.runtime.health.examine import (
 )
 from flowspec.runtime.planning.survey import absent_of, absent_timeouts
 from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.transport import end_context
 
 LOOK_S = 1.0
 """For an answer; who takes longer is asked as ever."""
@@ -54,4 +55,4 @@ def _looked_at(devices: Sequence[Device], keys: Keyring | None) -> list[Examined
                 for device, said in zip(devices, found, strict=True)
             ]
     finally:
-        context.destroy(linger=0)
+        end_context(context)

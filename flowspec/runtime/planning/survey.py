@@ -51,7 +51,7 @@ from flowspec.runtime.links import GLANCE
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.pipeline_connections import Progress, told_of
 from flowspec.runtime.security.keyring import Keyring
-from flowspec.runtime.transport import split_address
+from flowspec.runtime.transport import end_context, split_address
 
 HERE = "this machine"
 LINKS_S = 2.0
@@ -208,7 +208,7 @@ def users_of(
             heads = threads.map(lambda device: _user(context, device, keys), held)
             users = {device.name: head for device, head in zip(held, heads, strict=True) if head}
     finally:
-        context.destroy(linger=0)
+        end_context(context)
     if users and (needs_all or len(users) == len(found)):
         devices = f"devices {', '.join(users)} are" if len(users) > 1 else f"device {next(iter(users))} is"
         who = " and ".join(map(head_called, dict.fromkeys(users.values())))
@@ -436,7 +436,7 @@ def _between(
                     if link is not None:
                         found[frozenset((hosts[one.name], hosts[other.name]))] = link
     finally:
-        context.destroy(linger=0)
+        end_context(context)
     return found
 
 
