@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
@@ -39,15 +39,9 @@ def progress(text: str, total: int, done: int = 0, *, quiet: bool = False) -> It
     """On standard error, a bar where that is a terminal, else now and then a line; nothing at all if
     `quiet`."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-    )
-    with Progress(
-        *columns, console=console, transient=True, expand=True, disable=quiet or not console.is_terminal
-    ) as bar:
+    is_shown = console.is_terminal and not quiet
+    columns = "{task.description}", BarColumn(bar_width=None), MofNCompleteColumn(), "{task.fields[left]}"
+    with Progress(*columns, console=console, transient=True, expand=True, disable=not is_shown) as bar:
         task = bar.add_task(text, total=total, completed=done, left="")
         name, began = text, done
         started_s = told_s = time.monotonic()
@@ -57,30 +51,31 @@ def progress(text: str, total: int, done: int = 0, *, quiet: bool = False) -> It
             done += count
             name = next_name or name
             now_s = time.monotonic()
-            left = _left((now_s - started_s) * (total - done) / (done - began)) if done > began else ""
-            bar.update(task, advance=count, description=_fitting(name), left=left)
-            if bar.disable and not quiet and now_s - told_s >= LINE_EVERY_S:
+            left = ""
+            if done > began:
+                left_s = (now_s - started_s) * (total - done) / (done - began)
+                size, unit = next((each for each in UNITS if left_s < 90 * each[0]), UNITS[-1])
+                left = f"about {math.ceil(left_s / size)} {unit} left"
+            short = name if len(name) <= NAME_CHARS else name[: NAME_CHARS - 3] + "..."
+            bar.update(task, advance=count, description=short, left=left)
+            if not is_shown and not quiet and now_s - told_s >= LINE_EVERY_S:
                 told_s = now_s
-                print(f"{name} ({', '.join(filter(None, (f'{done} of {total}', left)))})", file=sys.stderr)
-                sys.stderr.flush()
+                far = ", ".join(filter(None, (f"{done} of {total}", left)))
+                print(f"{name} ({far})", file=sys.stderr, flush=True)
 
         yield step
-
-
-def _left(seconds: float) -> str:
-    """About so long, as far as what was done so far tells."""
-    size, unit = next((each for each in UNITS if seconds < 90 * each[0]), UNITS[-1])
-    return f"about {math.ceil(seconds / size)} {unit} left"
-
-
-def _fitting(name: str) -> str:
-    return name if len(name) <= NAME_CHARS else name[: NAME_CHARS - 3] + "..."
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """A title and its table, whose first column is text and whose others are numbers."""
     print(f"\n{title}")
     show_table(columns, [[_text(value) for value in row] for row in rows], numbers_from=1)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
 def show_table(
@@ -118,9 +113,3 @@ def _groups(rows: Sequence[Sequence[str]], width: int) -> list[list[int]]:
         groups[-1].append(column)
         used += GAP + wide[column]
     return groups
-
-
-def _text(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) else str(value)

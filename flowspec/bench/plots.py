@@ -9,9 +9,17 @@ from typing import Any
 
 from flowspec.bench.experiment import AR, AUTO, WORLDS, Experiment
 from flowspec.bench.records import Record
-from flowspec.bench.report import PLAIN, base_of, colours_of, format_rate, has_intervals, name_of, place
-from flowspec.bench.statistics import OVERALL, PUBLISHED, TUNED, Ratio
-from flowspec.errors import InputError
+from flowspec.bench.report import (
+    PLAIN,
+    base_of,
+    colours_of,
+    format_rate,
+    has_intervals,
+    name_of,
+    place,
+    speed_of,
+)
+from flowspec.bench.statistics import OVERALL, PUBLISHED, TUNED
 from flowspec.extras import how_to_get
 
 NEEDED = f"plots need matplotlib, which is not installed: {how_to_get('plots')}"
@@ -47,30 +55,35 @@ def can_draw() -> bool:
     return True
 
 
-def figure(title: str, world: str, width_in: float, height_in: float, more: str = "") -> Any:
-    """An empty matplotlib `Figure`, which draws to files, with its title, and below it what its numbers are;
-    raises `InputError` without matplotlib."""
-    if not can_draw():
-        raise InputError(NEEDED)
+def figure(title: str, world: str, height_in: float, more: str = "") -> Any:
+    """An empty one, which draws to files, with its title, and below it what its numbers are."""
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(width_in, height_in), dpi=DPI, layout="constrained")
+    drawing = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, layout="constrained")
     drawing.suptitle(f"{title}\n{world} world: {WORLDS[world]}. {more}".strip(), fontsize=14)
     return drawing
 
 
-def _panels(drawing: Any, count: int, columns: int, **options: Any) -> list[Any]:
-    rows = max(1, -(-count // columns))
+def draw_legend(drawing: Any, marks: Mapping[str, Any], columns: int, **style: Any) -> None:
+    """Below all panels."""
+    where = {"loc": "outside lower center", "ncols": columns}
+    drawing.legend(marks.values(), marks.keys(), frameon=False, **where, **style)
+
+
+def _panels(
+    drawing: Any, titles: Sequence[str], columns: int, *, grid: str = "both", **options: Any
+) -> list[Any]:
+    """Axes for each title, with a grid behind what is drawn."""
+    rows = max(1, -(-len(titles) // columns))
     axes = list(drawing.subplots(rows, columns, squeeze=False, **options).flat)
-    for ax in axes[count:]:
+    for ax in axes[len(titles) :]:
         ax.set_visible(False)
-    return axes[:count]
-
-
-def _tidy(ax: Any, grid: str = "both") -> None:
-    ax.grid(axis=grid, color="#dddddd", linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.spines[["top", "right"]].set_visible(False)
+    for ax, title in zip(axes, titles, strict=False):
+        ax.set_title(title, loc="left", fontsize=11)
+        ax.grid(axis=grid, color="#dddddd", linewidth=0.6)
+        ax.set_axisbelow(True)
+        ax.spines[["top", "right"]].set_visible(False)
+    return axes[: len(titles)]
 
 
 # ------------------------------------------------------------------------------------------ speed-ups
@@ -83,114 +96,78 @@ def draw_speedup(summary: Mapping[str, Any], path: Path) -> None:
     Without plain decoding in the experiment it is over the other reference, and without any it is tokens per
     second.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
     tables = summary["tables"]
-    panels = _by_domain(tables) if len(tables) <= PANELS_MAX else _by_testbed(tables)
+    panels: dict[str, Groups] = {}
+    if len(tables) <= PANELS_MAX:
+        for table in tables:
+            by_domain = {domain: (table, domain) for domain in table["domains"]}
+            panels[place(table)] = {**by_domain, ALL_DOMAINS: (table, OVERALL)}
+    else:
+        for table in sorted(tables, key=lambda table: table["temperature"]):
+            title = f"temperature {table['temperature']:g}, all domains (their harmonic mean)"
+            panels.setdefault(title, {})[table["testbed"]] = (table, OVERALL)
     over = tables[0]["references"][0] if tables and tables[0]["references"] else None
-    names = dict.fromkeys(name for table in tables for name in table["methods"] if name != over)
-    methods = {name: _look(name, colour) for name, colour in colours_of(list(names)).items()}
-    bars = max((len(groups) for groups in panels.values()), default=1) * max(1, len(methods))
+    names = list(dict.fromkeys(name for table in tables for name in table["methods"] if name != over))
+    looks: dict[str, dict[str, Any]] = {}
+    for name, colour in colours_of(names).items():
+        hatch = HATCHES.get(name.removeprefix(base_of(name)), OTHER_HATCH)
+        looks[name] = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
+    bars = max((len(groups) for groups in panels.values()), default=1) * max(1, len(looks))
     columns = 2 if 2 < len(panels) <= PANELS_MAX and WIDTH_PX / 2 / bars >= NUMBER_PX else 1
     what = f"speed-up over {name_of(over)}" if over else "tokens per second"
     intervals = "Lines on bars: 95% intervals over prompts." if over and has_intervals(summary) else ""
     height_in = max(HEIGHT_IN, -(-len(panels) // columns) * PANEL_HEIGHT_IN)
-    title = f"{summary['experiment']}: {what}"
-    drawing = figure(title, summary["world"], WIDTH_IN, height_in, intervals)
-    axes = _panels(drawing, len(panels), columns, sharey=True)
-    for at, (ax, (title, groups)) in enumerate(zip(axes, panels.items(), strict=True)):
-        _bars(ax, groups, methods, over, WIDTH_PX / columns)
-        ax.set_title(title, loc="left", fontsize=11)
+    drawing = figure(f"{summary['experiment']}: {what}", summary["world"], height_in, intervals)
+    one: dict[str, Any] = {
+        "color": colours_of([AR])[AR] if over == AR else "black",
+        "linewidth": 1.5,
+        "linestyle": "--",
+    }
+    axes = _panels(drawing, list(panels), columns, grid="y", sharey=True)
+    for at, (ax, groups) in enumerate(zip(axes, panels.values(), strict=True)):
+        _draw_bars(ax, groups, looks, over, WIDTH_PX / columns)
+        if over:
+            ax.axhline(1, **one)
         if at % columns == 0:
             ax.set_ylabel(f"times as fast as {name_of(over)}" if over else "tokens/s")
-    _legend(drawing, methods, over)
+    marks: dict[str, Any] = {f"{name_of(over)} = 1": Line2D([], [], **one)} if over else {}
+    marks |= {name_of(name): Patch(**look) for name, look in looks.items()}
+    draw_legend(drawing, marks, max(1, min(LEGEND_COLUMNS, len(marks))), fontsize=11)
     drawing.savefig(path)
 
 
-def _look(setup: str, colour: str) -> dict[str, Any]:
-    """Of a setup's bars: hatched where it is a variant of its method."""
-    hatch = HATCHES.get(setup.removeprefix(base_of(setup)), OTHER_HATCH)
-    return {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "linewidth": 0.5}
-
-
-def _legend(drawing: Any, methods: Mapping[str, dict[str, Any]], over: str | None) -> None:
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
-    marks: list[Any] = [Line2D([], [], **_line(over), label=f"{name_of(over)} = 1")] if over else []
-    marks += [Patch(**look, label=name_of(method)) for method, look in methods.items()]
-    columns = max(1, min(LEGEND_COLUMNS, len(marks)))
-    drawing.legend(handles=marks, loc="outside lower center", ncols=columns, frameon=False, fontsize=11)
-
-
-def _line(over: str) -> dict[str, Any]:
-    colour = colours_of([AR])[AR] if over == AR else "black"
-    return {"color": colour, "linewidth": 1.5, "linestyle": "--"}
-
-
-def _by_domain(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
-    return {
-        place(table): {
-            **{domain: (table, domain) for domain in table["domains"]},
-            ALL_DOMAINS: (table, OVERALL),
-        }
-        for table in tables
-    }
-
-
-def _by_testbed(tables: Sequence[Mapping[str, Any]]) -> dict[str, Groups]:
-    """A panel for each temperature."""
-    panels: dict[str, Groups] = {}
-    for table in sorted(tables, key=lambda table: table["temperature"]):
-        title = f"temperature {table['temperature']:g}, all domains (their harmonic mean)"
-        panels.setdefault(title, {})[table["testbed"]] = (table, OVERALL)
-    return panels
-
-
-def _bars(
-    ax: Any, groups: Groups, methods: Mapping[str, dict[str, Any]], over: str | None, width_px: float
+def _draw_bars(
+    ax: Any, groups: Groups, looks: Mapping[str, dict[str, Any]], over: str | None, width_px: float
 ) -> None:
     """Groups of bars, a bar with its number for each method."""
-    tops = []
-    count = max(1, len(methods))
+    top, count = 0.0, max(1, len(looks))
     width = 0.84 / count
     bar_px = width_px * width / len(groups)
-    for index, (method, look) in enumerate(methods.items()):
+    for index, (method, look) in enumerate(looks.items()):
         for at, (table, domain) in enumerate(groups.values()):
-            ratio = _ratio(table, method, domain, over)
-            if ratio is None:
+            speed = speed_of(table, method, over, domain)
+            if speed is None:
                 continue
             x = at + (index - (count - 1) / 2) * width
-            ax.bar(x, ratio["ratio"], width * 0.92, **look)
-            if ratio["low"] is not None:
-                ax.plot([x, x], [ratio["low"], ratio["high"]], color="black", linewidth=1.2)
-            tops.append(max(ratio["ratio"], ratio["high"] or 0.0))
+            ax.bar(x, speed["ratio"], width * 0.92, **look)
+            if speed["low"] is not None:
+                ax.plot([x, x], [speed["low"], speed["high"]], color="black", linewidth=1.2)
+            bar_top = max(speed["ratio"], speed["high"] or 0.0)
+            top = max(top, bar_top)
             if bar_px >= NUMBER_PX:  # upright where the bar is narrower than the number
-                ax.annotate(
-                    format_rate(ratio["ratio"]),
-                    (x, tops[-1]),
-                    (0, 3),
-                    textcoords="offset points",
-                    ha="center",
-                    va="bottom",
-                    fontsize=8,
-                    rotation=90 if bar_px < NUMBER_ACROSS_PX else 0,
-                )
-    if over:
-        ax.axhline(1, **_line(over))
+                rotation = 90 if bar_px < NUMBER_ACROSS_PX else 0
+                style = {"ha": "center", "va": "bottom", "fontsize": 8, "rotation": rotation}
+                number = format_rate(speed["ratio"])
+                ax.annotate(number, (x, bar_top), (0, 3), textcoords="offset points", **style)
     letters = max(LETTERS_MIN, int(width_px / LETTER_PX / len(groups)))
     ax.set_xticks(range(len(groups)), [fill(name, letters) for name in groups])
     ax.set_xlim(-0.6, len(groups) - 0.4)
-    ax.set_ylim(0, max(HEADROOM * max(tops, default=1.0), ax.get_ylim()[1]))
-    _tidy(ax, "y")
+    ax.set_ylim(0, max(HEADROOM * (top or 1.0), ax.get_ylim()[1]))
     if list(groups)[-1] == ALL_DOMAINS:
         ax.axvspan(len(groups) - 1.5, len(groups) - 0.4, color="#f2f2f2", zorder=0)
-
-
-def _ratio(table: Mapping[str, Any], method: str, domain: str, over: str | None) -> Ratio | None:
-    if over is None:
-        value = table["tokens_per_s"].get(method, {}).get(domain)
-        return None if value is None else {"ratio": value, "low": None, "high": None}
-    ratio: Ratio | None = table["speed_up"].get(over, {}).get(method, {}).get(domain)
-    return ratio
 
 
 # ------------------------------------------------------------------------------------------ loads
@@ -203,9 +180,12 @@ def draw_loads(summary: Mapping[str, Any], path: Path) -> None:
     columns = min(2, len(tables))
     title = f"{summary['experiment']}: tokens per second against seconds per answer, by number of users"
     height_in = HEIGHT_IN * max(1, -(-len(tables) // columns) / 2)
-    more = "Up and to the left is better."
-    drawing = figure(title, summary["world"], WIDTH_IN, height_in, more)
-    for ax, table in zip(_panels(drawing, len(tables), columns), tables, strict=True):
+    drawing = figure(title, summary["world"], height_in, "Up and to the left is better.")
+    titles = []
+    for table in tables:
+        counted = "step" if any(load["step"] for load in table["loads"]) else "users"
+        titles.append(f"{place(table)}; beside each point its {counted}")
+    for ax, table in zip(_panels(drawing, titles, columns), tables, strict=True):
         names = list(dict.fromkeys(name for load in table["loads"] for name in load["methods"]))
         for at, (name, colour) in enumerate(colours_of(names).items()):
             points = [
@@ -218,8 +198,6 @@ def draw_loads(summary: Mapping[str, Any], path: Path) -> None:
             ax.plot(xs, ys, color=colour, label=name_of(name), **style)
             for (label, _), x, y in zip(points, xs, ys, strict=True):
                 ax.annotate(label, (x, y), (5, 4), textcoords="offset points", fontsize=8, color="#555555")
-        counted = "step" if any(load["step"] for load in table["loads"]) else "users"
-        ax.set_title(f"{place(table)}; beside each point its {counted}", loc="left", fontsize=11)
         ax.set_xscale("log")
         ax.set_yscale("log")
         for axis in (ax.xaxis, ax.yaxis):
@@ -227,7 +205,6 @@ def draw_loads(summary: Mapping[str, Any], path: Path) -> None:
             axis.set_minor_formatter("{x:g}")
         ax.set_xlabel("seconds from a question to the last token of its answer, mean")
         ax.set_ylabel("tokens/s of all users")
-        _tidy(ax)
         ax.legend(frameon=False, fontsize=10)
     drawing.savefig(path)
 
@@ -257,8 +234,8 @@ def draw_chains(experiment: Experiment, records: Sequence[Record], path: Path) -
     )
     domains = list(dict.fromkeys(record.domain for record in chosen))
     title = f"{experiment.name}: the chain at work, answer by answer"
-    drawing = figure(title, experiment.world, WIDTH_IN, HEIGHT_IN)
-    axes = _panels(drawing, len(domains), min(COLUMNS_MAX, len(domains)), sharey=True)
+    drawing = figure(title, experiment.world, HEIGHT_IN)
+    axes = _panels(drawing, domains, min(COLUMNS_MAX, len(domains)), sharey=True)
     for ax, domain in zip(axes, domains, strict=True):
         own = [record for record in chosen if record.domain == domain]
         for at, record in enumerate(own):
@@ -266,9 +243,7 @@ def draw_chains(experiment: Experiment, records: Sequence[Record], path: Path) -
             times_s = [at_s for at_s, _ in steps[record.key]] + [record.whole_s]
             levels = [names.index(name) + shift for _, name in steps[record.key]]
             ax.step(times_s, [*levels, levels[-1]], where="post", color="#000000", alpha=0.7, linewidth=1.5)
-        ax.set_title(domain, loc="left", fontsize=11)
         ax.set_yticks(range(len(names)), names)
         ax.set_ylim(-0.5, len(names) - 0.5)
         ax.set_xlabel("seconds of the answer")
-        _tidy(ax)
     drawing.savefig(path)

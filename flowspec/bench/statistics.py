@@ -4,25 +4,22 @@
 *Answers.* A domain's rate is its tokens after the first by its time after the first token; `overall` is the
 harmonic mean of the domains. A speed-up compares the prompts that both methods answered. Its interval is a
 bootstrap over prompts (all answers to one are drawn together, for both methods), stratified by domain and
-drawn from a fixed seed, so the same records always give the same summary. One prompt tells nothing of others,
-so it has no interval, and neither has `overall` with a domain of one prompt.
+drawn from a fixed seed. One prompt tells nothing of others, so it has no interval, and neither has `overall`
+with a domain of one prompt.
 
-*Chains.* A latency is the mean time from a question to the last token of its answer, over the prompts that
-all compared setups answered.
-
-*Loads.* Throughput is the tokens that came by the time of the load, or of a step. Latency is an answer's time
-from its question to its last token, `token_s` that by its tokens. Fairness is Jain's index of the users'
-rates: 1 where all are served alike, 1 by their number where one has everything. Some prompts are answered
-sooner than others by anybody, so `fairness_to_alone` takes for a user's rate how fast its answers came by
-what one user alone waited for the same ones.
+*Loads.* Throughput is the tokens that came by the time of the load, or of a step. `token_s` is an answer's
+latency by its tokens. Fairness is Jain's index of the users' rates: 1 where all are served alike, 1 by their
+number where one has everything. Some prompts are answered sooner than others by anybody, so
+`fairness_to_alone` takes for a user's rate how fast its answers came by what one user alone waited for the
+same ones.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -52,6 +49,8 @@ Ratio = dict[str, Any]
 """`ratio` and the ends `low` and `high` of its 95% interval; None where there is none."""
 Ratios = dict[str, Ratio]
 """By domain, and `overall`."""
+Each = TypeVar("Each")
+Key = TypeVar("Key")
 
 
 def summarise(experiment: Experiment, records: Sequence[AnyRecord]) -> dict[str, Any]:
@@ -63,9 +62,35 @@ def summarise(experiment: Experiment, records: Sequence[AnyRecord]) -> dict[str,
         of_loads = [answer for load in loads for answer in load.answers]
         wrong = sum(answer.agreement != EXACT for answer in of_loads)
         return summary | {"answers": len(of_loads), "wrong": wrong, "tables": _load_tables(loads)}
-    summary |= {"answers": len(answers), **summarise_answers(answers)}
+    summary |= {"answers": len(answers), **_answer_tables(answers)}
     chains = _chain_tables(experiment, answers)
     return summary | ({"chains": chains} if chains else {})
+
+
+def _group(each_of: Iterable[Each], key: Callable[[Each], Key]) -> dict[Key, list[Each]]:
+    """By what `key` says of each, in the order in which that first comes."""
+    groups: dict[Key, list[Each]] = {}
+    for each in each_of:
+        groups.setdefault(key(each), []).append(each)
+    return groups
+
+
+def first_of(names: Iterable[str], among: Mapping[str, Any]) -> str | None:
+    return next((name for name in names if name in among), None)
+
+
+def _least(values: Mapping[str, float]) -> str | None:
+    """Whose is least."""
+    return min(values, key=lambda name: values[name], default=None)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return fmean(numbers) if numbers else None
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
 
 
 # ------------------------------------------------------------------------------------------ rates
@@ -88,9 +113,8 @@ def sums(records: Iterable[Record]) -> Sums:
 def rates(of: Sums) -> dict[str, float]:
     """Tokens per second by domain, and their harmonic mean; empty where nothing counts."""
     by_domain = {
-        domain: sum(tokens for tokens, _ in of[domain].values())
-        / sum(time_s for _, time_s in of[domain].values())
-        for domain in sorted(of)
+        domain: sum(tokens for tokens, _ in prompts.values()) / sum(time_s for _, time_s in prompts.values())
+        for domain, prompts in sorted(of.items())
     }
     if not by_domain:
         return {}
@@ -101,31 +125,23 @@ def paired(ours: Sums, theirs: Sums) -> Ratios:
     """Our rate by theirs on the prompts that both have, by domain and overall; empty if there are none."""
     chance = np.random.default_rng(SEED)
     ratios: Ratios = {}
-    our_total, their_total = np.zeros(1 + RESAMPLES), np.zeros(1 + RESAMPLES)
-    fewest = INTERVAL_PROMPTS_MIN
+    total_s, fewest = np.zeros((2, 1 + RESAMPLES)), INTERVAL_PROMPTS_MIN
     for domain in sorted(ours.keys() & theirs.keys()):
         prompts = sorted(ours[domain].keys() & theirs[domain].keys())
         if not prompts:
             continue
-        drawn = chance.integers(len(prompts), size=(RESAMPLES, len(prompts)))
-        # [1 + resamples, prompts]; the first is the sample itself
-        picks = np.vstack([np.arange(len(prompts)), drawn])
-        our_s, their_s = (
-            _seconds_per_token([of[domain][prompt] for prompt in prompts], picks) for of in (ours, theirs)
-        )
-        ratios[domain] = _ratio(their_s / our_s, len(prompts))
-        our_total, their_total = our_total + our_s, their_total + their_s
-        fewest = min(fewest, len(prompts))
+        resamples = chance.integers(len(prompts), size=(RESAMPLES, len(prompts)))
+        picks = np.vstack([np.arange(len(prompts)), resamples])  # the first is the sample itself
+        drawn = [np.array([of[domain][prompt] for prompt in prompts])[picks] for of in (ours, theirs)]
+        by_token_s = np.array([each[..., 1].sum(axis=1) / each[..., 0].sum(axis=1) for each in drawn])
+        ratios[domain] = _ratio(by_token_s, len(prompts))
+        total_s, fewest = total_s + by_token_s, min(fewest, len(prompts))
     # The harmonic mean of rates is the number of domains by the sum of their seconds per token.
-    return ratios | {OVERALL: _ratio(their_total / our_total, fewest)} if ratios else {}
+    return ratios | {OVERALL: _ratio(total_s, fewest)} if ratios else {}
 
 
-def _seconds_per_token(prompts: Sequence[tuple[float, float]], picks: np.ndarray) -> np.ndarray:
-    drawn = np.array(prompts)[picks]  # [1 + resamples, prompts, 2]
-    return np.asarray(drawn[..., 1].sum(axis=1) / drawn[..., 0].sum(axis=1))
-
-
-def _ratio(samples: np.ndarray, prompts: int) -> Ratio:
+def _ratio(by_token_s: np.ndarray, prompts: int) -> Ratio:
+    samples = by_token_s[1] / by_token_s[0]
     has_interval = prompts >= INTERVAL_PROMPTS_MIN
     low, high = np.percentile(samples[1:], PERCENTILES).tolist() if has_interval else (None, None)
     return {"ratio": float(samples[0]), "low": low, "high": high}
@@ -134,35 +150,28 @@ def _ratio(samples: np.ndarray, prompts: int) -> Ratio:
 # ------------------------------------------------------------------------------------------ answers
 
 
-def summarise_answers(records: Sequence[Record]) -> dict[str, Any]:
+def _answer_tables(records: Sequence[Record]) -> dict[str, Any]:
     """A table for each testbed and temperature, how `continuous` compares in each *cell* (a domain there) and
     overall, and in which cells it is too slow."""
-    methods = list(dict.fromkeys(record.method for record in records))
     tables: list[dict[str, Any]] = []
-    cells: list[dict[str, Any]] = []
-    overall: list[dict[str, Any]] = []
-    for testbed in dict.fromkeys(record.testbed for record in records):
-        of_testbed = [record for record in records if record.testbed == testbed]
+    compared: list[dict[str, Any]] = []
+    for testbed, of_testbed in _group(records, lambda record: record.testbed).items():
         cold: Sums = {}
-        for temperature in sorted({record.temperature for record in of_testbed}):
-            here = [record for record in of_testbed if record.temperature == temperature]
-            by_method = {method: [record for record in here if record.method == method] for method in methods}
-            measured = {method: sums(each) for method, each in by_method.items() if each}
+        for temperature, here in sorted(_group(of_testbed, lambda record: record.temperature).items()):
+            by_method = _group(here, lambda record: record.method)
+            measured = {method: sums(each) for method, each in by_method.items()}
             where = {"testbed": testbed, "temperature": temperature}
             tables.append(where | _table(measured, by_method))
             if OURS in measured:
-                to_cold = paired(measured[OURS], cold) if temperature > 0 else {}
-                for cell in _compared(measured, to_cold):
-                    (overall if cell["domain"] == OVERALL else cells).append(where | cell)
+                compared += [where | cell for cell in _compare(measured, cold)]
                 cold = cold if temperature > 0 else measured[OURS]
+    cells = [cell for cell in compared if cell["domain"] != OVERALL]
     return {
         "tables": tables,
         "cells": cells,
-        "overall": overall,
-        "slower_than_other": [
-            _short(cell, cell["other"], cell["to_other"]) for cell in cells if _is_below_one(cell["to_other"])
-        ],
-        "below_ar": [_short(cell, AR, cell["to_ar"]) for cell in cells if _is_below_one(cell["to_ar"])],
+        "overall": [cell for cell in compared if cell["domain"] == OVERALL],
+        "slower_than_other": _slower(cells, "to_other"),
+        "below_ar": _slower([cell | {"other": AR} for cell in cells], "to_ar"),
     }
 
 
@@ -178,12 +187,8 @@ def _table(measured: Mapping[str, Sums], by_method: Mapping[str, Sequence[Record
             name: {method: paired(each, measured[name]) for method, each in measured.items()}
             for name in references
         },
-        "statistics": {method: statistics(by_method[method]) for method in measured},
+        "statistics": {method: statistics(each) for method, each in by_method.items()},
     }
-
-
-def first_of(names: Iterable[str], among: Mapping[str, Any]) -> str | None:
-    return next((name for name in names if name in among), None)
 
 
 def statistics(records: Sequence[Record]) -> dict[str, Any]:
@@ -217,68 +222,49 @@ def statistics(records: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    numbers = list(values)
-    return fmean(numbers) if numbers else None
-
-
-def _share(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
-
-
-def _compared(measured: Mapping[str, Sums], to_cold: Ratios) -> list[dict[str, Any]]:
-    """How `continuous` compares in each domain and overall; a name and a ratio are None where there is
-    nothing to compare with."""
-    others = {
-        method: paired(measured[OURS], each)
-        for method, each in measured.items()
-        if not method.startswith(OURS)
-    }
-    tuned = {method: each for method, each in others.items() if method.endswith(TUNED)}
-    paper = first_of(PAPER, others)
+def _compare(measured: Mapping[str, Sums], cold: Sums) -> list[dict[str, Any]]:
+    """How `continuous` compares in each domain and overall, with itself at temperature 0, too; a name and a
+    ratio are None where there is nothing to compare with."""
+    ours = measured[OURS]
+    others = {name: paired(ours, each) for name, each in measured.items() if not name.startswith(OURS)}
+    to_cold, paper = paired(ours, cold), first_of(PAPER, others)
     cells = []
-    for domain, rate in rates(measured[OURS]).items():
-        other, its_tuned = _best(others, domain), _best(tuned, domain)
+    for domain, rate in rates(ours).items():
+        ratios = {name: each[domain] for name, each in others.items() if domain in each}
+        numbers = {name: ratio["ratio"] for name, ratio in ratios.items()}
+        other = _least(numbers)
+        tuned = _least({name: number for name, number in numbers.items() if name.endswith(TUNED)})
         cell = {
             "domain": domain,
             "tokens_per_s": rate,
             "other": other,
-            "to_other": others[other][domain] if other else None,
-            "tuned": its_tuned,
-            "to_tuned": tuned[its_tuned][domain] if its_tuned else None,
+            "to_other": ratios.get(other or ""),
+            "tuned": tuned,
+            "to_tuned": ratios.get(tuned or ""),
             "paper": paper,
-            "to_paper": others[paper].get(domain) if paper else None,
-            "to_ar": others.get(AR, {}).get(domain),
+            "to_paper": ratios.get(paper or ""),
+            "to_ar": ratios.get(AR),
             "to_temperature_0": to_cold.get(domain),
         }
         cells.append(cell)
     return cells
 
 
-def _best(others: Mapping[str, Ratios], domain: str) -> str | None:
-    """The method that ours is least ahead of."""
-    return min(
-        (method for method in others if domain in others[method]),
-        key=lambda method: others[method][domain]["ratio"],
-        default=None,
-    )
-
-
-def _is_below_one(ratio: Ratio | None) -> bool:
-    return ratio is not None and ratio["ratio"] < 1
-
-
-def _short(cell: Mapping[str, Any], other: str, ratio: Ratio) -> dict[str, Any]:
-    where = {key: cell[key] for key in ("testbed", "temperature", "domain")}
-    return where | {"other": other, **ratio}
+def _slower(cells: Sequence[Mapping[str, Any]], ratio: str) -> list[dict[str, Any]]:
+    """The cells in which that is below 1, and what it is."""
+    return [
+        {key: cell[key] for key in ("testbed", "temperature", "domain", "other")} | cell[ratio]
+        for cell in cells
+        if cell[ratio] is not None and cell[ratio]["ratio"] < 1
+    ]
 
 
 # ------------------------------------------------------------------------------------------ chains
 
 
 def _chain_tables(experiment: Experiment, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """For each testbed and temperature the latencies of all chains by domain, and where each chosen one
-    stands; none without chains.
+    """For each testbed and temperature the latencies of all chains by domain, which are means over the
+    prompts that all of them answered, and where each chosen one stands; none without chains.
 
     `to_fixed` is a latency by the least of the fixed chains, `to_two` by that of those with one model beside
     the target, `to_plain` by plain decoding's.
@@ -287,59 +273,36 @@ def _chain_tables(experiment: Experiment, records: Sequence[Record]) -> list[dic
     if not any(setup.chain for setup in setups.values()):
         return []
     tables = []
-    for where in dict.fromkeys((record.testbed, record.temperature) for record in records):
-        here = [
-            record
-            for record in records
-            if (record.testbed, record.temperature) == where and record.method in setups
-        ]
-        latencies = _latencies(here)
+    of_chains = [record for record in records if record.method in setups]
+    by_table = _group(of_chains, lambda each: (each.testbed, each.temperature))
+    for (testbed, temperature), here in by_table.items():
+        by_method = {
+            name: {(each.domain, each.prompt_id, each.seed): each.whole_s for each in some}
+            for name, some in _group(here, lambda each: each.method).items()
+        }
+        common = sorted(set.intersection(*map(set, by_method.values())))
+        domains = _group(common, lambda key: key[0]) | ({MIX: common} if common else {})
+        latencies = {
+            name: {domain: fmean(answers[key] for key in keys) for domain, keys in domains.items()}
+            for name, answers in by_method.items()
+        }
         fixed = [name for name in latencies if setups[name].chain == FIXED]
         others = {
             "to_fixed": fixed,
             "to_two": [name for name in fixed if len(setups[name].drafters or ()) == 1],
             "to_plain": [name for name in latencies if not setups[name].drafters],
         }
-        chosen = {
-            name: {
-                domain: {key: _to_least(latencies, name, some, domain) for key, some in others.items()}
-                for domain in latencies[name]
-            }
-            for name in latencies
-            if setups[name].chain == AUTO
-        }
-        table = {"testbed": where[0], "temperature": where[1], "latency_s": latencies, "chosen": chosen}
-        tables.append(table)
+        chosen = {name: dict[str, Any]() for name in latencies if setups[name].chain == AUTO}
+        for name, by_domain in chosen.items():
+            for domain, latency_s in latencies[name].items():
+                cell = by_domain[domain] = dict[str, Any]()
+                for key, some in others.items():
+                    best = _least({other: latencies[other][domain] for other in some})
+                    ratio = latency_s / latencies[best][domain] if best else None
+                    cell[key] = {"other": best, "ratio": ratio} if best else None
+        where = {"testbed": testbed, "temperature": temperature}
+        tables.append(where | {"latency_s": latencies, "chosen": chosen})
     return tables
-
-
-def _latencies(records: Sequence[Record]) -> dict[str, dict[str, float]]:
-    """Mean seconds by method and domain, and on the mix; of answers that all methods gave."""
-    by_method: dict[str, dict[tuple[str, str, int], Record]] = {}
-    for record in records:
-        by_method.setdefault(record.method, {})[record.domain, record.prompt_id, record.seed] = record
-    common = sorted(set.intersection(*(set(each) for each in by_method.values()))) if by_method else []
-    domains = {
-        domain: [key for key in common if key[0] == domain]
-        for domain in dict.fromkeys(key[0] for key in common)
-    }
-    domains[MIX] = common
-    return {
-        name: {
-            domain: fmean(answers[key].whole_s for key in keys) for domain, keys in domains.items() if keys
-        }
-        for name, answers in by_method.items()
-    }
-
-
-def _to_least(
-    latencies: Mapping[str, Mapping[str, float]], name: str, others: Iterable[str], domain: str
-) -> dict[str, Any] | None:
-    """A latency by the least of others', and whose that is."""
-    best = min(others, key=lambda other: latencies[other][domain], default=None)
-    if best is None:
-        return None
-    return {"other": best, "ratio": latencies[name][domain] / latencies[best][domain]}
 
 
 # ------------------------------------------------------------------------------------------ loads
@@ -353,36 +316,32 @@ def _load_tables(records: Sequence[LoadRecord]) -> list[dict[str, Any]]:
     least, that any method with one drafter has there.
     """
     tables = []
-    for where in dict.fromkeys((record.testbed, record.temperature, record.seed) for record in records):
-        by_load: dict[tuple[int, int], dict[str, LoadRecord]] = {}
-        for record in records:
-            if (record.testbed, record.temperature, record.seed) == where:
-                by_load.setdefault((record.step, record.users), {})[record.method] = record
-        alone = by_load.get((0, 1), {})
+    by_table = _group(records, lambda each: (each.testbed, each.temperature, each.seed))
+    for (testbed, temperature, seed), here in by_table.items():
+        by_load = _group(here, lambda each: (each.step, each.users))
+        alone = {record.method: record for record in by_load.get((0, 1), ())}
         loads = [_load(by_load[key], alone) for key in sorted(by_load)]
-        tables.append({"testbed": where[0], "temperature": where[1], "seed": where[2], "loads": loads})
+        tables.append({"testbed": testbed, "temperature": temperature, "seed": seed, "loads": loads})
     return tables
 
 
-def _load(methods: Mapping[str, LoadRecord], alone: Mapping[str, LoadRecord]) -> dict[str, Any]:
-    figures = {name: load_figures(record, alone.get(name)) for name, record in methods.items()}
-    single = [figures[name] for name, record in methods.items() if record.drafters == 1]
-    several = [name for name, record in methods.items() if record.drafters > 1]
-    first = next(iter(methods.values()))
+def _load(records: Sequence[LoadRecord], alone: Mapping[str, LoadRecord]) -> dict[str, Any]:
+    figures = {each.method: load_figures(each, alone.get(each.method)) for each in records}
+    single = [figures[each.method] for each in records if each.drafters == 1]
+    several = {each.method: figures[each.method] for each in records if each.drafters > 1}
+    plain = [figures[AR]] if AR in figures else []
     return {
-        "users": first.users,
-        "step": first.step,
-        "label": first.label,
+        "users": records[0].users,
+        "step": records[0].step,
+        "label": records[0].label,
         "methods": figures,
-        "to_single": _to_best(figures, several, single),
-        "to_ar": _to_best(figures, [name for name in methods if name != AR], [figures[AR]])
-        if AR in figures
-        else {},
+        "to_single": _by_best(several, single),
+        "to_ar": _by_best({name: each for name, each in figures.items() if name != AR}, plain),
     }
 
 
-def _to_best(
-    figures: Mapping[str, Mapping[str, Any]], names: Sequence[str], others: Sequence[Mapping[str, Any]]
+def _by_best(
+    figures: Mapping[str, Mapping[str, Any]], others: Sequence[Mapping[str, Any]]
 ) -> dict[str, dict[str, float | None]]:
     """By the highest throughput and the least latency; None in a step in which nobody asked."""
     if not others:
@@ -391,10 +350,10 @@ def _to_best(
     least_s = min((each["latency_s"] for each in others if each["latency_s"] is not None), default=0.0)
     return {
         name: {
-            "tokens_per_s": _share(figures[name]["tokens_per_s"], most),
-            "latency_s": _share(figures[name]["latency_s"] or 0.0, least_s),
+            "tokens_per_s": _share(each["tokens_per_s"], most),
+            "latency_s": _share(each["latency_s"] or 0.0, least_s),
         }
-        for name in names
+        for name, each in figures.items()
     }
 
 

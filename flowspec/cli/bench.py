@@ -400,9 +400,8 @@ def _write(
         traces = record_answers(Engine(experiment, warm_up_cases(cases)), cases, out)
     if traces:
         if with_plots:
-            stages = max(len(trip.hops) for trace in traces.values() for trip in trace.trips)
             picture, world = out / "timeline.png", experiment.world
-            timeline.draw_timeline(traces, picture, name=experiment.name, world=world, stages=stages)
+            timeline.draw_timeline(traces, picture, name=experiment.name, world=world)
         (out / "trace.json").write_text(json.dumps(timeline.chrome(traces)), "utf-8")
     write_report(summary, out)
 

@@ -218,7 +218,7 @@ def test_pictures_come_out_whatever_was_run(tmp_path: Path) -> None:
         plots.draw_speedup(summary_of(RUNS[name][1]), tmp_path / f"{name}.png")
     plots.draw_chains(CHAINS, OF_CHAINS, tmp_path / "chains.png")
     plots.draw_loads(summary_of(OF_LOADS, LOADS), tmp_path / "loads.png")
-    timeline.draw_timeline({"ar": Trace()}, tmp_path / "t.png", name="by hand", world="cluster", stages=2)
+    timeline.draw_timeline({"ar": Trace()}, tmp_path / "t.png", name="by hand", world="cluster")
     assert [path.read_bytes().startswith(PNG) for path in tmp_path.iterdir()] == [True] * 6
     plots.draw_chains(TINY, records_of(), tmp_path / "none.png")
     assert not (tmp_path / "none.png").exists(), "none was chosen"
