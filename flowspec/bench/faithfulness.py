@@ -73,17 +73,12 @@ def check(
     reference.round_to(dtype)
     rounded, ours, theirs, spreads = [], [], list[Any](), []
     for window in windows:
-        expected = read(window)
+        expected, following = read(window), window[1:]
         with reference.rounding_to(dtype, whole.part.cache, whole.part.device):
-            rounded.append(_differences(read(window), expected, window[1:]))
-        first = 0
-        for logits in whole.logits(window, PORTIONS):
-            end = first + len(logits)
-            rows, following = expected[first:end], window[first + 1 : end + 1]
-            ours.append(_differences(logits, rows, following))
-            theirs.append(_nats(rows, following))
-            spreads.append(rows.std(axis=1))
-            first = end
+            rounded.append(_differences(read(window), expected, following))
+        ours.append(_differences(np.concatenate([*whole.logits(window, PORTIONS)]), expected, following))
+        theirs.append(_nats(expected, following))
+        spreads.append(expected.std(axis=1))
     largest, squares, nats = (np.concatenate(each) for each in zip(*ours, strict=True))
     noise, noises, moved = (np.concatenate(each) for each in zip(*rounded, strict=True))
     spread = float(np.concatenate(spreads).mean())
@@ -119,12 +114,12 @@ def assess(figures: dict[str, Any]) -> dict[str, Any]:
     perplexity = "perplexity is {perplexity:.5g}, where transformers has {reference:.5g}"
     output = "output {matrix[output]} of {matrix[matrix]} is off by {matrix[share]:.2%}, where rounding "
     checks = (
-        (figures["largest"], figures["limit"], logit),
-        (figures["typical"], figures["typical_limit"], logits),
-        (abs(change), figures["perplexity_limit"], perplexity),
-        (figures["matrix"]["share"], figures["matrix_limit"], output + "explains {matrix_limit:.2%}"),
+        (figures["largest"], "limit", logit),
+        (figures["typical"], "typical_limit", logits),
+        (abs(change), "perplexity_limit", perplexity),
+        (figures["matrix"]["share"], "matrix_limit", output + "explains {matrix_limit:.2%}"),
     )
-    faults = [fault.format(**figures) for off, limit, fault in checks if not off <= limit]
+    faults = [fault.format(**figures) for off, limit, fault in checks if not off <= figures[limit]]
     return {"is_faithful": not faults, **figures, "change": change, "faults": faults}
 
 

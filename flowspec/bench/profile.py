@@ -1,15 +1,13 @@
 """How fast this machine runs layers, `lm_head` and a drafter, and the device profile that fits these times:
 bandwidth and computing of the cost model (`plan.cost`), and overheads.
 
-Measured are real slices of models of random weights: wide ones that fit no cache, whose time is reading
-weights and computing, and tiny ones, whose time is everything else, with and without experts. Wide ones are
-also measured in packed precisions, by the kernels that a stage would use here. The tasks take turns, round
-after round, and of each the second fastest run counts: what else runs on a machine only ever adds time.
+Measured are real slices of models of random weights: wide ones that fit no cache, in each precision by the
+kernels that a stage would use here, whose time is reading weights and computing, and tiny ones, whose time is
+everything else. Of each task the second fastest run counts: what else runs on a machine only adds time.
 
 The fit is one of least squares, of relative errors. The overheads come first, from the tiny models. Then the
 two rates are searched on a grid that closes in, for each share of the computing that reading may fail to
-hide: the model has corners, so gradients would mislead. The rates of packed precisions are searched with the
-same overheads.
+hide: the model has corners, so gradients would mislead.
 """
 
 from __future__ import annotations
@@ -19,18 +17,16 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flowspec.bench.console import Step
 from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
 from flowspec.core.protocol.precision import FILED
-from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.draft.kinds import open_drafter
 from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError
@@ -39,6 +35,7 @@ from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.arithmetic.packed import FORMS, PANEL, Form
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Slice
+from flowspec.model.step_by_step import REQUEST, chain_of
 from flowspec.model.tensors import Panels, Tensors
 from flowspec.model.trials import run_trial
 from flowspec.model.weights import Span, weights_of
@@ -48,8 +45,7 @@ from flowspec.plan.profile import DeviceProfile, KernelRates
 from flowspec.plan.shape import ModelShape
 from flowspec.runtime.links import MeasuredPeer
 
-Run = Callable[[], None]
-F64 = npt.NDArray[np.float64]
+Run = Callable[[], object]
 SLOTS = 256
 VOCABULARY = 32000
 VOCABULARY_TINY = 256
@@ -62,7 +58,8 @@ RUNS_MAX = 8
 """
 MEMORY_SHARE_MAX = 0.4
 """Of the memory that is free: making a model takes more for a moment."""
-REQUEST = 1
+LM_HEAD, DRAFTER, TINY, TINY_MIXTURE = "lm_head", "drafter", "tiny layers", "tiny mixture"
+"""Kinds of tasks, beside the precisions of wide layers."""
 CONTEXT = 64
 WIDTH = 8
 """Guesses below a node that a drafter is asked for."""
@@ -83,8 +80,9 @@ class MeasuredMachine:
     dtype: str
     packed: tuple[str, ...] = ()
 
-    def total_bytes(self) -> int:
-        return accelerator_of(self.device).total_bytes()
+    @property
+    def dtypes(self) -> tuple[str, ...]:
+        return (self.dtype, *self.packed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +101,7 @@ class Effort:
     def fitting(self, machine: MeasuredMachine) -> Effort:
         """The same with layers as wide as this machine has memory for; raises `ClusterError` when there is
         next to none."""
-        weight_bytes = sum(map(read_bytes, (machine.dtype, *machine.packed)))
+        weight_bytes = sum(map(read_bytes, machine.dtypes))
         free_bytes = accelerator_of(machine.device).free_bytes()
         for halved in range(4):
             widths = tuple((hidden >> halved, layers) for hidden, layers in self.widths)
@@ -117,47 +115,38 @@ class Effort:
 
     def step_count(self, machine: MeasuredMachine) -> int:
         """Of `measure`."""
-        tasks = len(self.rows) * (len(self.widths) * (1 + len(machine.packed)) + 2)
+        tasks = len(self.rows) * (len(self.widths) * len(machine.dtypes) + 2)
         return (self.rounds + 1) * (tasks + len(self.tiny) + len(self.tiny_experts))
 
 
 QUICK = Effort(rows=(1, 8, 32, 64), widths=((2048, 1), (1024, 3)), rounds=5)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerPoint:
-    """A pass of `rows` rows took so long: over all layers of a shape, its `lm_head`, or a drafter."""
-
-    shape: ModelShape
-    layers: int
-    rows: int
-    s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineTimes:
-    """All of a machine: `layers` by precision, and the bundled `drafter`."""
-
-    layers: Mapping[str, tuple[LayerPoint, ...]]
-    tiny: tuple[LayerPoint, ...]
-    tiny_mixtures: tuple[LayerPoint, ...]
-    lm_head: tuple[LayerPoint, ...]
-    drafter: tuple[LayerPoint, ...]
-
-
-class Task(NamedTuple):
-    """What gives a point of a `kind`: a precision in which wide layers run, or what is measured else."""
+@dataclass(slots=True, kw_only=True, eq=False)
+class Task:
+    """Passes of so many rows over all layers of a shape, its `lm_head`, or a drafter, and the seconds that
+    they took. `kind` is the precision in which wide layers run, or what is measured else."""
 
     kind: str
     name: str
     shape: ModelShape
     rows: int
     run: Run
+    spent: list[float] = field(default_factory=list)
+
+    @property
+    def s(self) -> float:
+        """The second fastest pass."""
+        return sorted(self.spent)[min(1, len(self.spent) - 1)]
 
 
-def measure(machine: MeasuredMachine, effort: Effort, step: Step) -> MachineTimes:
+Times = Mapping[str, Sequence[Task]]
+"""All of a machine, by kind: layers by precision, and others."""
+
+
+def measure(machine: MeasuredMachine, effort: Effort, step: Step) -> Times:
     """Takes `effort.step_count` steps."""
-    device, dtypes, narrowest = machine.device, (machine.dtype, *machine.packed), min(effort.widths)[0]
+    device, dtypes, narrowest = machine.device, machine.dtypes, min(effort.widths)[0]
     wide: list[tuple[str, ModelShape, Slice]] = []
     for hidden, layers in effort.widths:
         shape = made_shape(hidden, layers, VOCABULARY if hidden == narrowest else VOCABULARY_TINY)
@@ -165,16 +154,20 @@ def measure(machine: MeasuredMachine, effort: Effort, step: Step) -> MachineTime
     _, head_shape, head = next(each for each in wide if each[1].hidden == narrowest)
     drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), machine.dtype, device, context=CONTEXT)
     assert drafter is not None
-    tasks = []
+    tasks: list[Task] = []
+
+    def add(kind: str, name: str, shape: ModelShape, run: Run, rows: int = 1) -> None:
+        tasks.append(Task(kind=kind, name=name, shape=shape, rows=rows, run=run))
+
     for rows in effort.rows:
         for dtype, shape, part in wide:
             name = f"layers {shape.hidden} wide in {dtype}, {rows} rows"
-            tasks.append(Task(dtype, name, shape, rows, pass_task(part, rows)))
-        tasks.append(Task("lm_head", f"lm_head, {rows} rows", head_shape, rows, head_task(head, rows)))
-        tasks.append(Task("drafter", f"drafter, {rows} rows", head_shape, rows, drafter_task(drafter, rows)))
+            add(dtype, name, shape, pass_task(part, rows), rows)
+        add(LM_HEAD, f"lm_head, {rows} rows", head_shape, head_task(head, rows), rows)
+        add(DRAFTER, f"drafter, {rows} rows", head_shape, drafter_task(drafter, rows), rows)
     for layers in effort.tiny:
         shape, part = random_slice(made_shape(WIDTH_TINY, layers, VOCABULARY_TINY), machine.dtype, device)
-        tasks.append(Task("tiny", f"{layers} tiny layers", shape, 1, pass_task(part, 1)))
+        add(TINY, f"{layers} tiny layers", shape, pass_task(part, 1))
     # Mixtures are large, so most run packed, and there each product takes a few calls more.
     dtype = "int4" if "int4" in machine.packed else machine.dtype
     for chosen in effort.tiny_experts:
@@ -185,52 +178,43 @@ def measure(machine: MeasuredMachine, effort: Effort, step: Step) -> MachineTime
             experts_per_row=chosen,
         )
         _, part = random_slice(shape, dtype, device)
-        name = f"tiny layers of {chosen} experts a row"
-        tasks.append(Task("tiny_mixtures", name, shape, 1, pass_task(part, 1)))
-    spent = fast_times(tasks, effort.rounds, step)
-
-    def points(kind: str) -> tuple[LayerPoint, ...]:
-        return tuple(
-            LayerPoint(shape=task.shape, layers=task.shape.layers, rows=task.rows, s=s)
-            for task, s in spent.items()
-            if task.kind == kind
-        )
-
-    others = {kind: points(kind) for kind in ("tiny", "tiny_mixtures", "lm_head", "drafter")}
-    return MachineTimes(layers={dtype: points(dtype) for dtype in dtypes}, **others)
+        add(TINY_MIXTURE, f"tiny layers of {chosen} experts a row", shape, pass_task(part, 1))
+    take_times(tasks, effort.rounds, step)
+    times: dict[str, list[Task]] = {}
+    for task in tasks:
+        times.setdefault(task.kind, []).append(task)
+    return times
 
 
-def fast_times(tasks: Sequence[Task], rounds: int, step: Step) -> dict[Task, float]:
-    """The second fastest run of each, in seconds; they take turns, short ones with several runs in each round
-    after the first. None runs twice in a row: a cache may hold packed weights."""
-    spent: dict[Task, list[float]] = {task: [] for task in tasks}
+def take_times(tasks: Sequence[Task], rounds: int, step: Step) -> None:
+    """Tasks take turns, short ones with several runs in each round after the first. None runs twice in a row:
+    a cache may hold packed weights."""
     runs = dict.fromkeys(tasks, 1)
     for number in range(rounds + 1):
         for turn in range(max(runs.values())):
-            for task, found in spent.items():
+            for task in tasks:
                 if turn < runs[task]:
                     started_s = time.perf_counter()
                     task.run()
-                    found.append(time.perf_counter() - started_s)
+                    task.spent.append(time.perf_counter() - started_s)
                 if not turn:
                     step(task.name)
         if not number:
-            runs = {task: min(RUNS_MAX, 1 + int(SHORT_S / found.pop())) for task, found in spent.items()}
-    return {task: sorted(found)[min(1, len(found) - 1)] for task, found in spent.items()}
+            runs = {task: min(RUNS_MAX, 1 + int(SHORT_S / task.spent.pop())) for task in tasks}
 
 
-def report(machine: MeasuredMachine, times: MachineTimes, peers: Sequence[MeasuredPeer]) -> dict[str, Any]:
+def report(machine: MeasuredMachine, times: Times, peers: Sequence[MeasuredPeer]) -> dict[str, Any]:
     """What was measured: milliseconds by rows (of a layer by precision and width, too), links by device name,
     and which kernels those of packed precisions are."""
 
-    def by_rows(points: Sequence[LayerPoint]) -> dict[str, float]:
-        return {str(point.rows): round(1e3 * point.s, 4) for point in points}
+    def ms(kind: str, key: Callable[[Task], int]) -> dict[str, float]:
+        return {str(key(task)): round(1e3 * task.s, 4) for task in times[kind]}
 
-    layers: dict[str, dict[str, dict[str, float]]] = {}
-    for dtype, points in times.layers.items():
-        for point in points:
-            found = layers.setdefault(dtype, {}).setdefault(str(point.shape.hidden), {})
-            found[str(point.rows)] = round(1e3 * point.s / point.layers, 4)
+    layers: dict[str, dict[str, dict[str, float]]] = {dtype: {} for dtype in machine.dtypes}
+    for dtype, by_width in layers.items():
+        for task in times[dtype]:
+            found = by_width.setdefault(str(task.shape.hidden), {})
+            found[str(task.rows)] = round(1e3 * task.s / task.shape.layers, 4)
     links = {
         peer.name: {"latency_ms": round(1e3 * peer.latency_s, 3), "mbit_per_s": round(peer.bandwidth_mbps, 1)}
         for peer in peers
@@ -240,12 +224,10 @@ def report(machine: MeasuredMachine, times: MachineTimes, peers: Sequence[Measur
         "device": machine.device,
         "kernels": {dtype: run_trial(dtype, machine.device).arithmetics[0] for dtype in machine.packed},
         "layer_ms": layers,
-        "tiny_pass_ms": {str(point.layers): round(1e3 * point.s, 4) for point in times.tiny},
-        "tiny_experts_pass_ms": {
-            str(point.shape.experts_per_row): round(1e3 * point.s, 4) for point in times.tiny_mixtures
-        },
-        "lm_head_ms": by_rows(times.lm_head),
-        "drafter_ms": by_rows(times.drafter),
+        "tiny_pass_ms": ms(TINY, lambda task: task.shape.layers),
+        "tiny_experts_pass_ms": ms(TINY_MIXTURE, lambda task: task.shape.experts_per_row),
+        "lm_head_ms": ms(LM_HEAD, lambda task: task.rows),
+        "drafter_ms": ms(DRAFTER, lambda task: task.rows),
         "links": links,
     }
 
@@ -256,19 +238,7 @@ def report(machine: MeasuredMachine, times: MachineTimes, peers: Sequence[Measur
 def pass_task(part: Slice, rows: int) -> Run:
     """A pass of so many rows over all layers: a chain, as in a prompt's chunk."""
     part.open_cache(REQUEST, SLOTS)
-    numbers = np.arange(rows)
-    segment = JobPart(
-        request=REQUEST,
-        slots=numbers,
-        tokens=numbers,
-        positions=numbers,
-        key_positions=numbers.astype(np.int32),
-        visible=np.tril(np.ones((rows, rows), dtype=np.bool_)),
-        sampled=np.zeros(rows, dtype=np.bool_),
-        sampling=Sampling(),
-    )
-    job = RunLayers(job=0, parts=(segment,), payload=None, rows=tuple(range(rows)))
-    wait = accelerator_of(part.device).wait
+    job, wait = chain_of(range(rows)), accelerator_of(part.device).wait
 
     def run() -> None:
         part.forward(job, None)
@@ -280,12 +250,7 @@ def pass_task(part: Slice, rows: int) -> Run:
 def head_task(part: Slice, rows: int) -> Run:
     """`lm_head` over so many rows, logits on the CPU at the end."""
     drawn = np.random.default_rng(0).standard_normal((rows, part.spec.hidden), np.float32)
-    hidden = part.engine.cast(drawn)
-
-    def run() -> None:
-        part.logits(hidden)
-
-    return run
+    return partial(part.logits, part.engine.cast(drawn))
 
 
 def drafter_task(drafter: Drafter, rows: int) -> Run:
@@ -437,84 +402,62 @@ ROUNDS = 5
 LEAST_US = 0.1
 
 
-def fit(measured: MachineTimes, machine: MeasuredMachine, name: str, basis: str) -> DeviceProfile:
+def fit(times: Times, machine: MeasuredMachine, name: str, basis: str) -> DeviceProfile:
     """The profile under which the cost model comes closest to what was measured; `basis` as in
     `KernelRates`."""
-    layer_s, pass_s = _overheads(measured.tiny)
-    shares = HIDDEN[:1] if accelerator_of(machine.device).is_cpu else HIDDEN
-    points = measured.layers[machine.dtype]
-    fits = [(_rates(machine.dtype, points, share * layer_s, pass_s, basis), share) for share in shares]
+    few, many = sorted(times[TINY], key=lambda task: task.shape.layers)
+    layer_s = max(0.0, (many.s - few.s) / (many.shape.layers - few.shape.layers))
+    pass_s = max(0.0, few.s - few.shape.layers * layer_s)
+    few, many = sorted(times[TINY_MIXTURE], key=lambda task: task.shape.experts_per_row)
+    more = many.shape.layers * (many.shape.experts_per_row - few.shape.experts_per_row)
+    expert_s = max(0.0, (many.s - few.s) / more)
+    here = accelerator_of(machine.device)
+    shares = HIDDEN[:1] if here.is_cpu else HIDDEN
+    fits = [(_rates(times[machine.dtype], share * layer_s, pass_s, basis), share) for share in shares]
     (_, own), share = min(fits, key=lambda each: each[0][0])
     return DeviceProfile(
         name=name,
-        memory_gb=machine.total_bytes() / 1e9,
+        memory_gb=here.total_bytes() / 1e9,
         memory_gb_per_s=own.gb_per_s,
         memory_efficiency=1.0,
         tflops={machine.dtype: own.tflops},
         compute_efficiency=1.0,
         serial=own.serial,
-        packed={
-            dtype: _rates(dtype, measured.layers[dtype], share * layer_s, pass_s, basis)[1]
-            for dtype in machine.packed
-        },
+        packed={dtype: _rates(times[dtype], share * layer_s, pass_s, basis)[1] for dtype in machine.packed},
         layer_us=max(LEAST_US, 1e6 * share * layer_s),
-        expert_us=max(LEAST_US, 1e6 * share * _expert_s(measured.tiny_mixtures)),
+        expert_us=max(LEAST_US, 1e6 * share * expert_s),
         pass_us=max(LEAST_US, 1e6 * pass_s),
     )
 
 
-def error(profile: DeviceProfile, points: Sequence[LayerPoint], dtype: str) -> float:
-    """The root mean square of the relative errors of the cost model over measured points."""
-    ratios = [
-        layers_curve(profile, point.shape, dtype, point.layers).seconds(point.rows) / point.s
-        for point in points
-    ]
-    return float(np.sqrt(np.mean([(ratio - 1) ** 2 for ratio in ratios])))
+def error(profile: DeviceProfile, layers: Sequence[Task]) -> float:
+    """The root mean square of the relative errors of the cost model over what was measured."""
+    curves = [(layers_curve(profile, task.shape, task.kind, task.shape.layers), task) for task in layers]
+    return float(np.sqrt(np.mean([(curve.seconds(task.rows) / task.s - 1) ** 2 for curve, task in curves])))
 
 
-def _overheads(tiny: Sequence[LayerPoint]) -> tuple[float, float]:
-    """What each layer and each pass takes beside its weights: the slope and the intercept over the number of
-    layers."""
-    few, many = sorted(tiny, key=lambda point: point.layers)
-    layer_s = max(0.0, (many.s - few.s) / (many.layers - few.layers))
-    return layer_s, max(0.0, few.s - few.layers * layer_s)
-
-
-def _expert_s(tiny: Sequence[LayerPoint]) -> float:
-    """What each expert takes beside its weights: one row's slope over the number that it runs through."""
-    few, many = sorted(tiny, key=lambda point: point.shape.experts_per_row)
-    more = many.layers * (many.shape.experts_per_row - few.shape.experts_per_row)
-    return max(0.0, (many.s - few.s) / more)
-
-
-def _rates(
-    dtype: str, points: Sequence[LayerPoint], layer_s: float, pass_s: float, basis: str
-) -> tuple[float, KernelRates]:
-    """The rates with the least error, and that."""
-    params = np.array([point.layers * point.shape.layer_params for point in points], dtype=np.float64)
-    weight_bytes = params * [read_bytes(dtype, point.shape.filed_bytes) for point in points]
-    work = OPERATIONS * params * [point.rows for point in points]
-    spent = np.array([point.s for point in points])
-    fixed = layer_s * np.array([point.layers for point in points]) + pass_s
-    fits = [(*_seconds(weight_bytes, work, spent, fixed, serial), serial) for serial in SERIAL]
+def _rates(layers: Sequence[Task], layer_s: float, pass_s: float, basis: str) -> tuple[float, KernelRates]:
+    """The least error, and the rates that have it; the overheads of a layer and a pass are known."""
+    shapes = [task.shape for task in layers]
+    params = np.array([shape.layers * shape.layer_params for shape in shapes], dtype=np.float64)
+    weight_bytes = params * [read_bytes(task.kind, task.shape.filed_bytes) for task in layers]
+    work = OPERATIONS * params * [task.rows for task in layers]
+    spent = np.array([task.s for task in layers])
+    fixed = layer_s * np.array([shape.layers for shape in shapes]) + pass_s
+    fits = []
+    for serial in SERIAL:
+        off, width = float("inf"), 8.0
+        byte_s, work_s = float((spent / weight_bytes).min()), float((spent / work).min())
+        for _ in range(ROUNDS):
+            factors = np.geomspace(1 / width, width, GRID)
+            bytes_s, works_s = byte_s * factors, work_s * factors
+            reading = bytes_s[:, None, None] * weight_bytes  # [bytes, 1, tasks]
+            computing = works_s[None, :, None] * work  # [1, works, tasks]
+            told = np.maximum(reading, (1 - serial) * computing) + serial * computing + fixed
+            errors = np.sqrt((((told - spent) / spent) ** 2).mean(axis=2))  # [bytes, works]
+            at = np.unravel_index(int(errors.argmin()), errors.shape)
+            off, byte_s, work_s = float(errors[at]), float(bytes_s[at[0]]), float(works_s[at[1]])
+            width = width ** (4 / GRID)
+        fits.append((off, byte_s, work_s, serial))
     off, byte_s, work_s, serial = min(fits)
     return off, KernelRates(gb_per_s=1e-9 / byte_s, tflops=1e-12 / work_s, serial=serial, basis=basis)
-
-
-def _seconds(
-    weight_bytes: F64, work: F64, spent: F64, fixed: F64, serial: float
-) -> tuple[float, float, float]:
-    """(error, seconds for a byte, seconds for an operation) where the error is least."""
-    byte_s, work_s = float((spent / weight_bytes).min()), float((spent / work).min())
-    found, width = float("inf"), 8.0
-    for _ in range(ROUNDS):
-        factors = np.geomspace(1 / width, width, GRID)
-        bytes_s, works_s = byte_s * factors, work_s * factors
-        reading = bytes_s[:, None, None] * weight_bytes  # [bytes, 1, points]
-        computing = works_s[None, :, None] * work  # [1, works, points]
-        told = np.maximum(reading, (1 - serial) * computing) + serial * computing + fixed
-        errors = np.sqrt((((told - spent) / spent) ** 2).mean(axis=2))  # [bytes, works]
-        at = np.unravel_index(int(errors.argmin()), errors.shape)
-        found, byte_s, work_s = float(errors[at]), float(bytes_s[at[0]]), float(works_s[at[1]])
-        width = width ** (4 / GRID)
-    return found, byte_s, work_s

@@ -8,7 +8,7 @@ these may draw is computed where the last layers are, and where a drafter is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -28,15 +28,14 @@ from flowspec.runtime.token_stream import Timing, TokenStream
 
 STOPPED = -1
 """Stands for whichever stop token ended an answer."""
-PROPERTIES = {
-    "answer": {"type": "string", "maxLength": 40},
-    "sure": {"type": "boolean"},
-    "parts": {"type": "array", "items": {"enum": ["noun", "verb", 1, 2]}, "maxItems": 3},
-}
 SCHEMA = {
     "type": "object",
-    "properties": PROPERTIES,
-    "required": [*PROPERTIES],
+    "properties": {
+        "answer": {"type": "string", "maxLength": 40},
+        "sure": {"type": "boolean"},
+        "parts": {"type": "array", "items": {"enum": ["noun", "verb", 1, 2]}, "maxItems": 3},
+    },
+    "required": ["answer", "sure", "parts"],
     "additionalProperties": False,
 }
 
@@ -63,15 +62,11 @@ def answer_of(
     session: Session, case: Case, running: TokenStream, timing: Timing, limits: Limits, users: int = 1
 ) -> ClusterAnswer:
     assert running.end is not None
+    decoding = session.decoding
+    made_with = {"method": decoding.method, "drafter": session.drafter, "chain": decoding.chain}
     return ClusterAnswer(
         case=case,
-        made_with={
-            "method": session.decoding.method,
-            "drafter": session.drafter,
-            "chain": session.decoding.chain,
-            "users": users,
-            "stages": len(session.head.stages),
-        },
+        made_with={**made_with, "users": users, "stages": len(session.head.stages)},
         new_tokens_max=min(limits.new_tokens_max, session.head.plan.context - len(case.prompt)),
         tokens=(*timing.new_tokens, *((STOPPED,) if running.end.reason == "stop" else ())),
     )
@@ -128,15 +123,9 @@ class Binding:
     def of(self, cases: Sequence[Case]) -> list[Case]:
         """The first prompt again with each of its samplings, bound."""
         grammar = Grammar(kind="json_schema", text=schema_text(SCHEMA), ends=self.ends)
-        return [
-            Case(
-                prompt_id=f"{case.prompt_id} as JSON",
-                prompt=case.prompt,
-                sampling=structs.replace(case.sampling, grammar=grammar),
-            )
-            for case in cases
-            if case.prompt_id == cases[0].prompt_id
-        ]
+        name = cases[0].prompt_id
+        drawn = [structs.replace(each.sampling, grammar=grammar) for each in cases if each.prompt_id == name]
+        return [replace(cases[0], prompt_id=f"{name} as JSON", sampling=sampling) for sampling in drawn]
 
 
 def read_binding(files: ModelFiles, config: Any) -> Binding:

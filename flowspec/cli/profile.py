@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.bench.console import progress
-from flowspec.bench.profile import QUICK, Effort, MeasuredMachine, error, fit, measure, report
+from flowspec.bench.profile import LM_HEAD, QUICK, Effort, MeasuredMachine, error, fit, measure, report
 from flowspec.cli.options import check_new_toml, positive, write_file
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
@@ -40,24 +40,24 @@ FIT_POOR = 0.3  # something disturbed the times then: on idle machines .05 to .2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_mutually_exclusive_group()
-    out = "where to write it (default: the host's name, in this folder)"
-    where.add_argument("--out", type=Path, metavar="FILE.toml", help=out)
-    keep = "write it where this user's daemons find it, over an older one"
-    where.add_argument("--keep", action="store_true", help=keep)
+    text = "where to write it (default: the host's name, in this folder)"
+    where.add_argument("--out", type=Path, metavar="FILE.toml", help=text)
+    text = "write it where this user's daemons find it, over an older one"
+    where.add_argument("--keep", action="store_true", help=text)
     parser.add_argument("--force", action="store_true", help="overwrite that file")
-    cluster = "measure the links to this cluster's daemons, too"
-    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help=cluster)
-    dtype = Rare(
+    text = "measure the links to this cluster's daemons, too"
+    parser.add_argument("--cluster", type=Path, metavar="FILE.toml", help=text)
+    text = Rare(
         f"precisions: one of {', '.join(UNPACKED)} (default: float32, on CUDA float16), and any of "
         f"{', '.join(PACKED)} (default: all)"
     )
-    parser.add_argument("--dtype", type=precisions, metavar="NAME[,NAME...]", help=dtype)
-    device = Rare("what to measure (default: %(default)s)")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=device)
-    count = Rare("threads that compute (default: one on each core, or OMP_NUM_THREADS)")
-    parser.add_argument("--threads", type=positive, metavar="N", help=count)
-    quick = "fewer and smaller measurements: seconds instead of minutes"
-    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--dtype", type=precisions, metavar="NAME[,NAME...]", help=text)
+    text = Rare("what to measure (default: %(default)s)")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help=text)
+    text = Rare("threads that compute (default: one on each core, or OMP_NUM_THREADS)")
+    parser.add_argument("--threads", type=positive, metavar="N", help=text)
+    text = "fewer and smaller measurements: seconds instead of minutes"
+    parser.add_argument("--quick", action="store_true", help=text)
     parser.add_argument("--json", action="store_true", help="print what was measured as one JSON object")
 
 
@@ -95,21 +95,22 @@ def run(args: argparse.Namespace) -> int:
     basis = f"measured by flowspec profile on {datetime.date.today().isoformat()}"
     source = basis if here.is_cpu else f"{basis}, torch {torch_version()}"
     profile, measured = fit(times, machine, out.stem, basis), report(machine, times, peers)
-    size = {"lm_head_size": [times.lm_head[0].shape.hidden, times.lm_head[0].shape.vocabulary]}
+    shape = times[LM_HEAD][0].shape
+    size = {"lm_head_size": [shape.hidden, shape.vocabulary]}
     about = f"{host} ({here.name}, {threads()} threads)"
     check_new_toml("--out", out, force=args.force or args.keep)
     write_file("--out", out, profile_text(profile, about, source, {**size, **measured}))
     if args.json:
         print(json.dumps({"file": str(out), "profile": tables(profile), "measured": measured}))
     else:
-        for dtype in times.layers:
+        for dtype in machine.dtypes:
             rates = profile.rates(dtype)
             print(f"{dtype}: {rates.gb_per_s:.1f} GB/s, {1000 * rates.tflops:.1f} GFLOP/s")
         print(f"{profile.layer_us:.0f} us a layer, {profile.expert_us:.0f} us an expert")
         for peer in peers:
             print(f"{peer.name}: {1000 * peer.latency_s:.2f} ms, {peer.bandwidth_mbps:.0f} Mbit/s")
         print(f"written to {out}")
-    off = {dtype: error(profile, points, dtype) for dtype, points in times.layers.items()}
+    off = {dtype: error(profile, times[dtype]) for dtype in machine.dtypes}
     far = ", ".join(f"{dtype} {100 * share:.0f}%" for dtype, share in off.items())
     note(f"the cost model is off by so much (root mean square) from the times it was fitted to: {far}")
     if max(off.values()) > FIT_POOR:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -63,21 +63,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, local_list=True)
     add_decoding_arguments(parser, several=True)
     group = parser.add_argument_group("what to compare")
-    group.add_argument(
-        "--prompts",
-        action="append",
-        type=Path,
-        metavar="FILE",
-        help="jsonl in Spec-Bench form, or a text file of one prompt a line; may be repeated (default: "
-        "shipped prompts)",
+    text = (
+        "jsonl in Spec-Bench form, or a text file of one prompt a line; may be repeated (default: shipped "
+        "prompts)"
     )
-    group.add_argument(
-        "--prompt-token-ids",
-        action="append",
-        type=number_list,
-        metavar="1,5,9",
-        help=Rare("a prompt as token ids, without a tokenizer; may be repeated"),
-    )
+    group.add_argument("--prompts", action="append", type=Path, metavar="FILE", help=text)
+    text = Rare("a prompt as token ids, without a tokenizer; may be repeated")
+    group.add_argument("--prompt-token-ids", action="append", type=number_list, metavar="1,5,9", help=text)
     for name, kind, default, metavar, text in (
         ("parallel", number_list, (1,), "N[,N...]", "so many answers at a time, for each N (default: 1)"),
         ("limit", positive, 6, "N", "prompts per file, of each domain in turn (default: %(default)s)"),
@@ -87,13 +79,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=text)
     for name in FILTERS:
         add_sampling_argument(group, name, default=getattr(Sampling(), name))
-    group.add_argument(
-        "--max-new-tokens",
-        type=positive,
-        default=64,
-        metavar="N",
-        help="longest answer (default: %(default)s)",
-    )
+    text = "longest answer (default: %(default)s)"
+    group.add_argument("--max-new-tokens", type=positive, default=64, metavar="N", help=text)
     group.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -119,8 +106,8 @@ def run(args: argparse.Namespace) -> int:
     for count in counts:
         with contextlib.ExitStack() as daemons:
             with loading_bar(quiet=args.json) as progress:
-                options = cluster_options(args, count)
-                opening = open_cluster(options, check, decoding=largest, progress=progress)
+                where = cluster_options(args, count)
+                opening = open_cluster(where, check, decoding=largest, progress=progress)
                 cluster = daemons.enter_context(opening)
             files, advice = cluster.files, recommended(cluster.files, cluster.config)
             limits = Limits(new_tokens_max=args.max_new_tokens, stop_ids=advice.stop_ids)
@@ -193,15 +180,15 @@ def read_decodings(args: argparse.Namespace) -> list[Decoding]:
     ]
     if chains and not {None, *CHAINED} & set(methods):
         raise InputError(f"--chain goes with method {', '.join(CHAINED)}, got {', '.join(methods)}")
-    unchained = [(names, None) for names in sets]
     found = []
     for method in methods:
+        ways = [(names, None) for names in sets]
         if method is not None and not find_method(method).drafts:
             ways = [((), None)]
         elif chains and (method in CHAINED or not args.drafter):
             ways = chains
-        else:
-            ways = unchained + (chains if method is None else [])
+        elif method is None:
+            ways += chains
         found += [decoding_options(args, method, *way) for way in ways]
     if "all" in chosen:  # asked for by name, one that cannot take so many is an error
         fitting = [each for each in found if len(each.drafters) <= find_method(each.method).drafters_max]
@@ -238,9 +225,8 @@ def make_cases(
     """What to ask: every prompt with every sampling."""
     given = [(f"ids {number}", ids) for number, ids in enumerate(args.prompt_token_ids or [], 1)]
     if prompts:
-        tokenizer = Tokenizer(files)
-        for name, text in prompts:
-            given.append((name, tuple(tokenizer.encode_dialogue([{"role": "user", "content": text}]))))
+        encode = Tokenizer(files).encode_dialogue
+        given += [(name, tuple(encode([{"role": "user", "content": text}]))) for name, text in prompts]
     return [
         Case(prompt_id=name, prompt=ids, sampling=sampling) for sampling in samplings for name, ids in given
     ]
@@ -248,12 +234,9 @@ def make_cases(
 
 def totals(answers: Answers) -> dict[str, int]:
     verdicts = [each["verdict"] for each in answers]
-    return {
-        "exact": verdicts.count(EXACT),
-        "wrong": verdicts.count(WRONG),
-        "tokens": sum(each["new_tokens"] for each in answers),
-        "unlikely_tokens": sum(each["unlikely_tokens"] for each in answers),
-    }
+    tokens, unlikely = (sum(each[name] for each in answers) for name in ("new_tokens", "unlikely_tokens"))
+    exact, wrong = verdicts.count(EXACT), verdicts.count(WRONG)
+    return {"exact": exact, "wrong": wrong, "tokens": tokens, "unlikely_tokens": unlikely}
 
 
 def report(answers: Answers, faithful: dict[str, Any], not_bound: str) -> dict[str, Any]:
@@ -267,18 +250,16 @@ def report(answers: Answers, faithful: dict[str, Any], not_bound: str) -> dict[s
 def show(answers: Answers, faithful: dict[str, Any], not_bound: str) -> None:
     groups, drawn = dict[Any, list[Any]](), dict[float, list[Any]]()
     for each in answers:
-        temperature = each["temperature"]
-        method = f"{each['method']} {AUTO}" if each["chain"] == AUTO else each["method"]
+        method, temperature = each["method"] + f" {AUTO}" * (each["chain"] == AUTO), each["temperature"]
         key = (method, each["drafter"], each["stages"], each["users"], temperature)
         groups.setdefault(key, []).append(each)
         if temperature > 0:
             drawn.setdefault(temperature, []).append(each)
     rows = []
-    for (method, drafter, stages, users, temperature), group in groups.items():
+    for (method, drafter, *numbers, temperature), group in groups.items():
         found = totals(group)
-        numbers = (len(group), found["tokens"], found["exact"], found["wrong"])
-        row = (f"{method}: {Path(drafter).name}", stages, users, f"{temperature:g}", *numbers)
-        rows.append([str(cell) for cell in row])
+        numbers += [f"{temperature:g}", len(group), found["tokens"], found["exact"], found["wrong"]]
+        rows.append([f"{method}: {Path(drafter).name}", *map(str, numbers)])
     columns = ("method: drafter", "stages", "users", "temp", "answers", "tokens", "exact", "wrong")
     show_table(columns, rows, numbers_from=1)
     for each in answers:
@@ -292,8 +273,16 @@ def show(answers: Answers, faithful: dict[str, Any], not_bound: str) -> None:
         unlikely, tokens = found["unlikely_tokens"], found["tokens"]
         hint = "" if unlikely else "; as at temperature 0: ask what has many answers (--prompts)"
         tell(f"at temperature {temperature:g}: {unlikely} of {tokens} tokens are not the likeliest{hint}")
-    for line in faithful_lines(faithful):
-        tell(line)
+    tell(f"faithful: {'NO, ' + '; '.join(faithful['faults']) if faithful['faults'] else 'yes'}")
+    text = (
+        "on {tokens} tokens of {text}: logits off by {typical:.2g} typically ({typical_limit:.2g} allowed), "
+        "perplexity {perplexity:.5g}, transformers {reference:.5g} ({change:+.2%}); "
+        "matrices off by {matrix[share]:.2%} at most ({matrix_limit:.2%} allowed)"
+    )
+    tell(text.format(**faithful))
+    if (unrounded := faithful["unrounded"]) is not None:
+        loss = faithful["reference"] / unrounded - 1
+        tell(f"rounding to {faithful['dtype']} itself: perplexity {unrounded:.5g} before ({loss:+.2%})")
     if bound := sum(each["is_bound"] for each in answers):
         tell(f"structured output: {bound} of the answers were bound by a schema")
     if not_bound:
@@ -307,18 +296,3 @@ def wrong_line(answer: dict[str, Any]) -> str:
     lead = "" if place["margin"] is None else f", which leads by {rounded(place['margin'])} logits"
     where = f"wrong: {asked.format(**answer)}: token {place['index']}"
     return f"{where} is {found}, step by step it is {expected}{lead}"
-
-
-def faithful_lines(found: dict[str, Any]) -> Iterator[str]:
-    """The second statement, in words."""
-    yield f"faithful: {'NO, ' + '; '.join(found['faults']) if found['faults'] else 'yes'}"
-    text = (
-        "on {tokens} tokens of {text}: logits off by {typical:.2g} typically ({typical_limit:.2g} allowed), "
-        "perplexity {perplexity:.5g}, transformers {reference:.5g} ({change:+.2%}); "
-        "matrices off by {matrix[share]:.2%} at most ({matrix_limit:.2%} allowed)"
-    )
-    yield text.format(**found)
-    if found["unrounded"] is not None:
-        loss = found["reference"] / found["unrounded"] - 1
-        text = "rounding to {dtype} itself: perplexity {unrounded:.5g} before ({loss:+.2%})"
-        yield text.format(**found, loss=loss)

@@ -120,23 +120,27 @@ class StepByStep:
             self.part.close_cache(REQUEST)
 
     def _pass(self, tokens: Sequence[int], first: int) -> F32:
-        """Logits `[rows, vocabulary]` of tokens that follow `first` ones, each in its position's slot."""
-        end = first + len(tokens)
-        places = np.arange(first, end)
-        own = JobPart(
-            request=REQUEST,
-            slots=places,
-            tokens=np.array(tokens, dtype=np.int64),
-            positions=places,
-            key_positions=np.arange(end, dtype=np.int32),
-            visible=np.arange(end)[None, :] <= places[:, None],  # [rows, end]
-            sampled=np.zeros(len(tokens), dtype=np.bool_),
-            sampling=Sampling(),
-        )
-        job = RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens))))
-        _, states = self.part.forward(job, None)
+        """Logits `[rows, vocabulary]` of tokens that follow `first` ones."""
+        _, states = self.part.forward(chain_of(tokens, first), None)
         self.tell(len(tokens))
         return self.part.logits(states)
+
+
+def chain_of(tokens: Sequence[int], first: int = 0) -> RunLayers:
+    """A pass over tokens that follow `first` ones of the request `REQUEST`, each in its position's slot."""
+    end = first + len(tokens)
+    places = np.arange(first, end)
+    own = JobPart(
+        request=REQUEST,
+        slots=places,
+        tokens=np.array(tokens, dtype=np.int64),
+        positions=places,
+        key_positions=np.arange(end, dtype=np.int32),
+        visible=np.arange(end)[None, :] <= places[:, None],  # [rows, end]
+        sampled=np.zeros(len(tokens), dtype=np.bool_),
+        sampling=Sampling(),
+    )
+    return RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens))))
 
 
 def _text(prompt: Sequence[int], answer: Sequence[int]) -> TextBefore:

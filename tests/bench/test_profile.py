@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.profile import Effort, MeasuredMachine, RandomModel, fit, made_shape, measure, report
+from flowspec.bench.profile import (
+    TINY_MIXTURE,
+    Effort,
+    MeasuredMachine,
+    RandomModel,
+    fit,
+    made_shape,
+    measure,
+    report,
+)
 from flowspec.cli.profile import profile_text
 from flowspec.plan.profile import read_profile
 
@@ -20,19 +29,17 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
     steps: list[str] = []
     measured = measure(machine, EFFORT, steps.append)
     assert len(steps) == EFFORT.step_count(machine)
-    assert {dtype: [point.rows for point in points] for dtype, points in measured.layers.items()} == {
-        dtype: [1, 3] for dtype in ("float32", "int4", "gguf")
-    }
-    (point, _) = measured.layers["gguf"]
-    assert 4.5 / 8 < point.shape.filed_bytes < 8.5 / 8, "between Q4_K and Q8_0"
+    for dtype in ("float32", "int4", "gguf"):
+        assert [task.rows for task in measured[dtype]] == [1, 3]
+    assert 4.5 / 8 < measured["gguf"][0].shape.filed_bytes < 8.5 / 8, "between Q4_K and Q8_0"
     profile = fit(measured, machine, "here", "measured here")
     assert profile.packed.keys() == {"int4", "gguf"}
-    assert [point.shape.experts_per_row for point in measured.tiny_mixtures] == [2, 14]
+    assert [task.shape.experts_per_row for task in measured[TINY_MIXTURE]] == [2, 14]
     few, many = (
-        replace(point, s=1e-3 + 2 * (1e-3 + 25e-6 * point.shape.experts_per_row))
-        for point in measured.tiny_mixtures
+        replace(task, spent=[1e-3 + 2 * (1e-3 + 25e-6 * task.shape.experts_per_row)])
+        for task in measured[TINY_MIXTURE]
     )
-    profile = fit(replace(measured, tiny_mixtures=(many, few)), machine, "here", "measured here")
+    profile = fit({**measured, TINY_MIXTURE: [many, few]}, machine, "here", "measured here")
     assert profile.expert_us == pytest.approx(25), "two layers, twelve experts more in each"
     (tmp_path / "here.toml").write_text(profile_text(profile, "h", "s", report(machine, measured, [])))
     read = read_profile(tmp_path / "here.toml")
