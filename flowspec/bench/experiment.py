@@ -331,6 +331,8 @@ class ExperimentFile(Settings, frozen=True, kw_only=True):
         return keys
 
     def __post_init__(self) -> None:
+        expected = "a printable text without slashes: results go to a folder of this name"
+        expect("/" not in (self.name or ""), "name", self.name, expected)
         for key, reason in self.needless.items():
             value, name = getattr(self, key), key.replace("steps", "step")
             expect(value in (None, ()), name, value, f"nothing {reason}")

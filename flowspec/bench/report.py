@@ -418,7 +418,7 @@ def _legend(summary: Mapping[str, Any]) -> str:
     )
     texts = {
         f"x plain: over plain decoding ({AR})": True,
-        **{f"x {name.removesuffix(PUBLISHED)}: over {name}": name.endswith(PUBLISHED) for name in references},
+        **{f"x {name.removesuffix(PUBLISHED)}: over {name}": name != AR for name in references},
         f"{PUBLISHED_SHORT.strip()}: as the paper's code does it": any(
             name.endswith(PUBLISHED) for name in methods
         ),
@@ -427,7 +427,7 @@ def _legend(summary: Mapping[str, Any]) -> str:
         "busy: of the stages' time": True,
         "the synthetic drafter is right as often at every temperature": model == SYNTHETIC
         and any(table["temperature"] for table in tables),
-        f"cell: {CELL}": bool(summary["cells"]),
+        f"cell: {CELL}": any(_verdicts(summary)),
     }
     return "; ".join(text for text, is_said in texts.items() if is_said)
 

@@ -62,6 +62,7 @@ from flowspec.draft.kinds import NONE, WORDS, check_drafter
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.plan.tables import shipped_files
+from flowspec.runtime.cluster_file import read_cluster
 from flowspec.watch.detokenizer import as_numbers
 from flowspec.watch.recording import About, record_document, write_recording
 
@@ -150,8 +151,11 @@ def pick_experiment(args: argparse.Namespace, experiment: Experiment | None = No
     experiment = replace(experiment, **{name: value for name, value in changes.items() if value is not None})
     if args.local is not None:
         experiment = replace(experiment, cluster=None)
-    if experiment.world == CLUSTER and (args.cluster or args.local or len(experiment.testbeds) > 1):
-        experiment = replace(experiment, testbeds=())  # its boards are not the ones that are there
+    if experiment.world == CLUSTER:
+        if experiment.cluster is not None:
+            read_cluster(experiment.cluster)  # now, not behind hours of plain answers
+        if args.cluster or experiment.cluster is None or len(experiment.testbeds) > 1:
+            experiment = replace(experiment, testbeds=())  # its boards are not the ones that are there
     for text in _refusals(experiment, args):
         raise InputError(text)
     make_samplings(experiment.temperatures, experiment.seeds)

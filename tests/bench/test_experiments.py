@@ -154,13 +154,18 @@ def test_flags_override_the_experiment(tiny: str) -> None:
 
 def test_flags_take_the_place_of_the_files_cluster(tiny: str, tmp_path: Path) -> None:
     text = TOML.replace('model = "synthetic"\nacceptance = 0.6', 'world = "cluster"')
-    (tmp_path / "boards.toml").touch()
+    boards = tmp_path / "boards.toml"
+    boards.write_text('[[device]]\nname = "one"\naddress = "127.0.0.1:7701"\n')
     Path(tiny).write_text('cluster = "boards.toml"\n' + text)
     own = pick("--experiment", tiny)
-    assert (own.world, len(own.testbeds), own.cluster) == (CLUSTER, 1, tmp_path / "boards.toml")
+    assert (own.world, len(own.testbeds), own.cluster) == (CLUSTER, 1, boards)
     local = pick("--experiment", tiny, "--local", "2")
     assert (local.testbeds, local.cluster, local.local) == ((), None, 2)
-    assert pick("--experiment", tiny, "--cluster", "x.toml").cluster == Path("x.toml")
+    assert pick("--experiment", tiny, "--cluster", str(boards)).testbeds == ()
+    with pytest.raises(InputError, match=r"^x\.toml: "):
+        pick("--experiment", tiny, "--cluster", "x.toml")
+    Path(tiny).write_text(text)
+    assert pick("--experiment", tiny).testbeds == (), "processes of this machine are no boards"
     Path(tiny).write_text(text.replace(TESTBED, ""))
     bare = pick("--experiment", tiny)
     assert (bare.testbeds, bare.local) == ((), 4), "a cluster needs no testbed"
