@@ -47,7 +47,6 @@ from flowspec.core.stage.events import (
 from flowspec.core.stage.stage import StageCore
 from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.world import World
 
 Runner = Callable[[int, RunLayers, Any], tuple[Any, ...]]
@@ -234,7 +233,7 @@ def validate_at_rest(world: World) -> None:
     raises `AssertionError`."""
     assert not world._checker.answering, f"requests {sorted(world._checker.answering)} never ended"
     assert world.head.in_flight == 0, f"{world.head.in_flight} segments never came back"
-    assert not world.is_drafting, "a drafter never answered"
+    assert not world.drafting, "a drafter never answered"
     holding = world.head.admission.holding
     known = {
         request.number: request for request in world.head.requests() if any(holding(request.number).stages)
@@ -244,14 +243,13 @@ def validate_at_rest(world: World) -> None:
         assert stage.queued == 0, f"{stage.queued} segments wait at stage {index}"
         stage.validate()
         assert sorted(stage.requests()) == sorted(known), f"stage {index} holds other requests than the head"
-        if isinstance(world.layers, FakeLayers):
-            world.layers.validate(index, stage)
-            for number, request in known.items():
-                kept = request.tree.committed_tokens()[: min(request.computed, request.known_length)]
-                found = world.layers.committed_tokens(index, number, stage.slot_maps()[number])
-                assert [found.get(at) for at in range(len(kept))] == kept, (
-                    f"stage {index} does not hold what request {number} would keep"
-                )
+        world.layers.validate(index, stage)
+        for number, request in known.items():
+            kept = request.tree.committed_tokens()[: min(request.computed, request.known_length)]
+            found = world.layers.committed_tokens(index, number, stage.slot_maps()[number])
+            assert [found.get(at) for at in range(len(kept))] == kept, (
+                f"stage {index} does not hold what request {number} would keep"
+            )
     lost = {number for board in world.boards for number in board.lost}
     for number, drafter in enumerate(world.drafters):
         if isinstance(drafter, FakeDrafter) and number not in lost:

@@ -12,10 +12,10 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,15 +67,8 @@ Maker = Callable[[], Drafter | None]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-
-class VirtualDrafter(Protocol):
-    """One kind of drafter."""
-
-    def begin(self, case: PlainCase) -> Maker:
-        """What makes a drafter for each world of a case; what is computed for one is kept for all."""
-        ...
-
-
+VirtualDrafter = Callable[[PlainCase], Maker]
+"""One kind of drafter: what makes one for each world of a case; what is computed for one is kept for all."""
 OpenDrafter = Callable[[Experiment, str, bool], VirtualDrafter]
 """Opens an experiment's drafter of a name, coupled or not, for all its cases."""
 
@@ -87,20 +80,21 @@ def open_drafter(experiment: Experiment, name: str, coupled: bool) -> VirtualDra
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
     """
     if experiment.is_synthetic:
-        assert experiment.acceptance is not None, "an experiment with a synthetic model says its acceptance"
-        return Synthetic(experiment.acceptance, experiment.context)
+        acceptance = experiment.acceptance
+        assert acceptance is not None, "an experiment with a synthetic model says its acceptance"
+        return lambda case: Synthetic(case, experiment.context, acceptance).drafter
     target = ModelFiles(experiment.model)
     vocabulary, context = target.spec.vocabulary, target.spec.context_max
     ranker = Ranker(vocabulary, coupled=coupled)
     if name == RANDOM:
-        return Randoms(ranker, vocabulary, context)
+        return lambda case: Randoms(case, context, ranker, vocabulary).drafter
     kind = find_drafter(name)
     if kind.reads_features:
         kind.check(target)
         return FeatureReaders(kind, target, context=context, coupled=coupled)
     model = kind.model_for_device(target)
-    if model is None:
-        return Real(lambda: kind.open(target, DTYPE, None, context=context, coupled=coupled))
+    if model is None:  # cheap enough to run for real in every world
+        return lambda case: lambda: kind.open(target, DTYPE, None, context=context, coupled=coupled)
     return Models(model, ranker, min(context, model.spec.context_max, limits.CONTEXT_MAX))
 
 
@@ -122,6 +116,10 @@ class Guesses(ABC):
         self.passes = 0
         self._known: dict[int, Children] = {}
 
+    def drafter(self) -> MemoDrafter:
+        """For one world."""
+        return MemoDrafter(self)
+
     def children(self, asked: Sequence[int]) -> list[Children]:
         """Up to `WIDTH_MAX` children of each prefix, best first."""
         missing = [prefix for prefix in dict.fromkeys(asked) if prefix not in self._known]
@@ -138,7 +136,7 @@ class Guesses(ABC):
         if sampling.needs_text:
             tokens = [np.array(self.prefixes.tokens(prefix), dtype=np.int64) for prefix in prefixes]
             texts = [TextBefore(each, len(self.case.prompt)) for each in tokens]
-        positions = [(sampling, self.prefixes.length(prefix)) for prefix in prefixes]
+        positions = [(sampling, self.prefixes.length[prefix]) for prefix in prefixes]
         return ranker.best(logits, positions, WIDTH_MAX, texts)
 
     @abstractmethod
@@ -181,39 +179,19 @@ class MemoDrafter:
         raise AssertionError("features came for a drafter that wants none")
 
 
-class Real:
-    """Cheap enough to run for real in every world."""
-
-    def __init__(self, make: Maker) -> None:
-        self._make = make
-
-    def begin(self, case: PlainCase) -> Maker:
-        return self._make
-
-
-class Randoms:
+class Randoms(Guesses):
     """`random`: sure of itself, and about nothing."""
 
-    def __init__(self, ranker: Ranker, vocabulary_size: int, context: int) -> None:
-        self.ranker = ranker
-        self.vocabulary_size = vocabulary_size
-        self.context = context
-
-    def begin(self, case: PlainCase) -> Maker:
-        guesses = _RandomGuesses(self, case)
-        return lambda: MemoDrafter(guesses)
-
-
-class _RandomGuesses(Guesses):
-    def __init__(self, drafter: Randoms, case: PlainCase) -> None:
-        super().__init__(case, drafter.context)
-        self._drafter = drafter
+    def __init__(self, case: PlainCase, context: int, ranker: Ranker, vocabulary_size: int) -> None:
+        super().__init__(case, context)
+        self._ranker = ranker
+        self._vocabulary_size = vocabulary_size
 
     def _rank(self, prefixes: Sequence[int]) -> list[Children]:
-        size = self._drafter.vocabulary_size
-        language = HashLanguage(size, seed=0, sharpness=RANDOM_SHARPNESS)  # anew: it remembers all it says
+        # Anew: a language remembers all it says.
+        language = HashLanguage(self._vocabulary_size, seed=0, sharpness=RANDOM_SHARPNESS)
         logits = [language.logits(as_prefix(self.prefixes.tokens(prefix))) for prefix in prefixes]
-        return self._best(self._drafter.ranker, np.stack(logits), prefixes)
+        return self._best(self._ranker, np.stack(logits), prefixes)
 
 
 # ------------------------------------------------------------------------------------------ a synthetic one
@@ -234,7 +212,29 @@ def children_of(first: int, sure: float, true: int | None = None, lucky: float =
     )
 
 
-class Synthetic:
+class SyntheticGuesses(Guesses):
+    """What synthetic drafters have in common: where a prefix stands on the path of the answer."""
+
+    def __init__(self, case: PlainCase, context: int) -> None:
+        super().__init__(case, context)
+        self.path = (*case.prompt, *case.answer)
+        self._on_path = {prefix: at for at, prefix in enumerate(self.prefixes.chain(self.path), 1)}
+
+    def place(self, prefix: int) -> tuple[int | None, int]:
+        """The prefix's position on the path, and a number that its tokens decide, not its own number, which
+        differs between methods."""
+        position = self._on_path.get(prefix)
+        length, recent = self.prefixes.length[prefix], self.prefixes.tokens(prefix, RECENT)
+        return position, hash((self.case.sampling.seed, length, position is None, *recent))
+
+    def _rank(self, prefixes: Sequence[int]) -> list[Children]:
+        return [self._children(prefix) for prefix in prefixes]
+
+    @abstractmethod
+    def _children(self, prefix: int) -> Children: ...
+
+
+class Synthetic(SyntheticGuesses):
     """A drafter that needs no weights: its guesses are right as often as they claim.
 
     After a prefix its confidences fall off geometrically, `c (1 - c)^i`, where c is drawn for each prefix
@@ -248,45 +248,12 @@ class Synthetic:
     a few balanced answers tell the mean rate that many others have.
     """
 
-    def __init__(self, acceptance: float, context: int, *, balanced: bool = False) -> None:
+    def __init__(self, case: PlainCase, context: int, acceptance: float, *, balanced: bool = False) -> None:
         assert 0 < acceptance < 1
-        self.acceptance = acceptance
-        self.context = context
-        self.balanced = balanced
-
-    def begin(self, case: PlainCase) -> Maker:
-        guesses = _SyntheticGuesses(self, case)
-        return lambda: MemoDrafter(guesses)
-
-
-class SyntheticGuesses(Guesses):
-    """What synthetic drafters have in common: where a prefix stands on the path of the answer."""
-
-    def __init__(self, case: PlainCase, context: int) -> None:
         super().__init__(case, context)
-        self.path = (*case.prompt, *case.answer)
-        self._on_path = {prefix: at for at, prefix in enumerate(self.prefixes.chain(self.path), 1)}
-
-    def place(self, prefix: int) -> tuple[int | None, int]:
-        """The prefix's position on the path, and a number that its tokens decide, not its own number, which
-        differs between methods."""
-        position = self._on_path.get(prefix)
-        length, recent = self.prefixes.length(prefix), self.prefixes.recent(prefix, RECENT)
-        return position, hash((self.case.sampling.seed, length, position is None, *recent))
-
-    def _rank(self, prefixes: Sequence[int]) -> list[Children]:
-        return [self._children(prefix) for prefix in prefixes]
-
-    def _children(self, prefix: int) -> Children:
-        raise NotImplementedError
-
-
-class _SyntheticGuesses(SyntheticGuesses):
-    def __init__(self, drafter: Synthetic, case: PlainCase) -> None:
-        super().__init__(case, drafter.context)
-        self._a = drafter.acceptance * CONCENTRATION
+        self._a = acceptance * CONCENTRATION
         self._b = CONCENTRATION - self._a
-        self._drawn = self._draw_balanced() if drafter.balanced else None
+        self._drawn = self._draw_balanced() if balanced else None
 
     def _draw_balanced(self) -> list[tuple[float, float]]:
         """For each token of the answer the confidence, and the chance that decides its rank."""
@@ -326,28 +293,26 @@ def _job(
     request: int,
     case: PlainCase,
     tokens: Sequence[int],
-    slots: range,
-    positions: Ints,
-    visible: Bools,
+    positions: Ints | None = None,
+    visible: Bools | None = None,
 ) -> RunLayers:
-    """Rows of one request in these slots, of which each sees the slots that `visible` `[rows, high]` says."""
-    high = visible.shape[1]
+    """A path from its first token on; or the last rows of a request, at `positions`, of which each sees the
+    slots that `visible` `[rows, slots]` says."""
+    count = len(tokens)
+    positions = np.arange(count) if positions is None else positions
+    visible = np.tri(count, dtype=bool) if visible is None else visible
+    before = np.arange(visible.shape[1] - count)
     part = JobPart(
         request=request,
-        slots=np.array(slots, dtype=np.int64),
+        slots=np.arange(len(before), visible.shape[1]),
         tokens=np.array(tokens, dtype=np.int64),
-        positions=positions.astype(np.int64),
-        key_positions=np.concatenate([np.arange(high - len(tokens)), positions]).astype(np.int32),
+        positions=positions,
+        key_positions=np.concatenate([before, positions]).astype(np.int32),
         visible=visible,
-        sampled=np.zeros(len(tokens), dtype=bool),
+        sampled=np.zeros(count, dtype=bool),
         sampling=case.sampling,
     )
-    return RunLayers(job=0, parts=(part,), payload=None, rows=tuple(range(len(tokens))))
-
-
-def _path_job(request: int, case: PlainCase, path: Sequence[int]) -> RunLayers:
-    length = len(path)
-    return _job(request, case, path, range(length), np.arange(length), np.tri(length, dtype=bool))
+    return RunLayers(job=0, parts=(part,), payload=None, rows=tuple(range(count)))
 
 
 class Models:
@@ -362,9 +327,8 @@ class Models:
         self.held: OrderedDict[_ModelGuesses, int] = OrderedDict()
         """Whose paths are in the model's caches, the longest unused first, and in which."""
 
-    def begin(self, case: PlainCase) -> Maker:
-        guesses = _ModelGuesses(self, case)
-        return lambda: MemoDrafter(guesses)
+    def __call__(self, case: PlainCase) -> Maker:
+        return _ModelGuesses(self, case).drafter
 
 
 class _ModelGuesses(Guesses):
@@ -384,7 +348,7 @@ class _ModelGuesses(Guesses):
         held = self._drafter.held
         held[self] = len(held) if len(held) < HELD_MAX else held.popitem(last=False)[1]
         self._model.open_cache(held[self], len(self._path) + GUESSED_ROWS_MAX)
-        return self._model.forward(_path_job(held[self], self.case, self._path), None)[1]
+        return self._model.forward(_job(held[self], self.case, self._path), None)[1]
 
     def _rank(self, prefixes: Sequence[int]) -> list[Children]:
         """Guesses are run with those before them, back to where they leave the path."""
@@ -392,38 +356,35 @@ class _ModelGuesses(Guesses):
         if self not in held:
             self._hold()
         held.move_to_end(self)
-        rows: dict[int, int] = {}  # a guess's prefix -> its row
+        length, states = len(self._path_states), self._path_states
+        guesses, places = list[int](), dict(self._position)  # where the states of prefixes are
         for prefix in prefixes:
             branch = []
-            while prefix not in self._position and prefix not in rows:
+            while prefix not in places:
                 branch.append(prefix)
-                prefix = self.prefixes.parent(prefix)
+                prefix = self.prefixes.parent[prefix]
             for guess in reversed(branch):
-                rows[guess] = len(rows)
-        states = self._path_states
-        if rows:
-            states = np.concatenate([states, self._run(rows)])
-        count = len(self._path_states)
-        wanted = [
-            self._position[prefix] if prefix in self._position else count + rows[prefix]
-            for prefix in prefixes
-        ]
-        return self._best(self._drafter.ranker, self._model.logits(states[wanted]), prefixes)
+                places[guess] = length + len(guesses)
+                guesses.append(guess)
+        if guesses:
+            states = np.concatenate([states, self._run(guesses, places)])
+        logits = self._model.logits(states[[places[prefix] for prefix in prefixes]])
+        return self._best(self._drafter.ranker, logits, prefixes)
 
-    def _run(self, rows: dict[int, int]) -> Array:
-        """Hidden states of guesses, by their rows."""
+    def _run(self, guesses: Sequence[int], places: Mapping[int, int]) -> Array:
+        """Hidden states of guesses, behind the path."""
         length = len(self._path_states)
-        visible = np.zeros((len(rows), length + len(rows)), dtype=bool)
-        for guess, row in rows.items():
-            parent = self.prefixes.parent(guess)
-            if parent in rows:
-                visible[row] = visible[rows[parent]]
+        visible = np.zeros((len(guesses), length + len(guesses)), dtype=bool)
+        for row, guess in enumerate(guesses):
+            parent = places[self.prefixes.parent[guess]]
+            if parent < length:
+                visible[row, : parent + 1] = True
             else:
-                visible[row, : self._position[parent] + 1] = True
+                visible[row] = visible[parent - length]
             visible[row, length + row] = True
-        positions = np.array([self.prefixes.length(guess) - 1 for guess in rows])
-        slots, tokens = range(length, length + len(rows)), [self.prefixes.token(guess) for guess in rows]
-        job = _job(self._drafter.held[self], self.case, tokens, slots, positions, visible)
+        tokens = [self.prefixes.token[guess] for guess in guesses]
+        positions = np.array([self.prefixes.length[guess] - 1 for guess in guesses])
+        job = _job(self._drafter.held[self], self.case, tokens, positions, visible)
         return self._model.forward(job, None)[1]
 
 
@@ -435,40 +396,31 @@ class FeatureReaders:
     def __init__(self, kind: Kind, target: ModelFiles, *, context: int, coupled: bool) -> None:
         self._open = partial(kind.open, target, DTYPE, CPU, context=context, coupled=coupled)
         self._target = _whole(target)
+        self._target.captures = self._drafter().captures
 
-    def begin(self, case: PlainCase) -> Maker:
+    def __call__(self, case: PlainCase) -> Maker:
         path = (*case.prompt, *case.answer)
-        features: Array | None = None
-
-        def make() -> PathReader:
-            nonlocal features
-            drafter = self._open()
-            assert isinstance(drafter, FeatureDrafter), "a kind that reads features drafts"
-            if features is None:
-                features = self._features(path, case, drafter.captures)
-            layer_count = self._target.span.count
-            return PathReader(drafter, features, tuple(each / layer_count for each in drafter.captures))
-
-        return make
-
-    def _features(self, path: tuple[int, ...], case: PlainCase, captures: tuple[int, ...]) -> Array:
-        """`[len(path), hidden * len(captures)]`."""
-        self._target.captures = captures
         self._target.open_cache(0, len(path))
-        _, features, *_ = self._target.run(_path_job(0, case, path), None)
+        _, features, *_ = self._target.run(_job(0, case, path), None)
         self._target.close_cache(0)
-        return features.copy()
+        states = features.copy()
+        return lambda: PathReader(self._drafter(), states, self._target.span.count)
+
+    def _drafter(self) -> FeatureDrafter[Any, Any]:
+        drafter = self._open()
+        assert isinstance(drafter, FeatureDrafter), "a kind that reads features drafts"
+        return drafter
 
 
 class PathReader:
-    """A drafter of one case's worlds. `depths`: which shares of the target's layers stand before what it
-    reads; `ranked_rows`: rows of the last job that are proposed children, which of a block may be without a
-    pass."""
+    """A drafter of one case's worlds, over the target's states `features` `[path, hidden * len(captures)]`.
+    `depths`: which shares of the target's layers stand before what it reads; `ranked_rows`: rows of the last
+    job that are proposed children, which of a block may be without a pass."""
 
-    def __init__(self, drafter: FeatureDrafter[Any, Any], features: Array, depths: tuple[float, ...]) -> None:
+    def __init__(self, drafter: FeatureDrafter[Any, Any], features: Array, layer_count: int) -> None:
         self.captures, self.context = drafter.captures, drafter.context
         self.weight_bytes, self.cache_slots = drafter.weight_bytes, drafter.cache_slots
-        self.depths = depths
+        self.depths = tuple(each / layer_count for each in drafter.captures)
         self.ranked_rows = 0
         self._drafter, self._features = drafter, features
         self._position: dict[tuple[int, int], int] = {}  # of a request's node
@@ -483,9 +435,8 @@ class PathReader:
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
         for part in segment.parts:
             request = part.commit.request
-            for position, node in enumerate(part.commit.path, part.commit.base):
-                self._position[request, node] = position
-            for node, position in zip(part.ids, part.positions, strict=True):
+            committed = enumerate(part.commit.path, part.commit.base)
+            for position, node in (*committed, *zip(part.positions, part.ids, strict=True)):
                 self._position[request, node] = position
         self._give()
         self._drafter.pass_rows = []  # a job in which nothing runs leaves them as they were
@@ -499,14 +450,13 @@ class PathReader:
         self._give()
 
     def _give(self) -> None:
-        waiting = []
-        for request, epoch, node in self._waiting:
+        given, self._waiting = self._waiting, []
+        for request, epoch, node in given:
             position = self._position.get((request, node))
             if position is None:
-                waiting.append((request, epoch, node))
+                self._waiting.append((request, epoch, node))
             else:
                 self._drafter.take_features(request, epoch, (node,), self._features[position : position + 1])
-        self._waiting = waiting
 
     def release(self, message: Release) -> None:
         self._drafter.release(message)
@@ -540,8 +490,8 @@ class DrafterForEach:
     @property
     def ranked_rows(self) -> int | None:
         """Rows of the last job that are proposed children; None where its drafters do not say it."""
-        rows = [getattr(each, "ranked_rows", None) for each in self._asked]
-        return None if not rows or None in rows else sum(each for each in rows if each is not None)
+        rows = [each.ranked_rows for each in self._asked if hasattr(each, "ranked_rows")]
+        return sum(rows) if self._asked and len(rows) == len(self._asked) else None
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
         self._asked = [self._drafters[part.commit.request] for part in segment.parts]

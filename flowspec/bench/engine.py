@@ -26,7 +26,7 @@ from flowspec.bench.cases import PlainCase, warm_up_cases
 from flowspec.bench.drafters import Maker, OpenDrafter, VirtualDrafter, open_drafter
 from flowspec.bench.experiment import SIMULATED, Experiment, Setup, Testbed
 from flowspec.bench.records import RESULTS, AnyRecord, Key, write_records
-from flowspec.bench.simulated import Drafters, Load, Run, run, run_load, shuffle_cases
+from flowspec.bench.simulated import Drafters, Load, LoadedWorld, Run, run, shuffle_cases
 from flowspec.core.head.head import Experience
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.watch.detokenizer import Decode
@@ -191,8 +191,8 @@ class Engine:
             if isinstance(work.asked, Load):
                 experience = self.learnt(testbed, setup, work.case.sampling.temperature)
                 drafters_of = partial(self.drafters, setup)
-                found = run_load(self.experiment, testbed, setup, work.asked, drafters_of, experience)
-                yield [record for record in found if record.key not in work.done]
+                found = LoadedWorld(self.experiment, testbed, setup, work.asked, drafters_of, experience)
+                yield [record for record in found.records() if record.key not in work.done]
             else:
                 yield [self.run(testbed, setup, work.asked).record]
         if not self._keeps:
@@ -229,7 +229,7 @@ class Engine:
                 self._virtual[name, coupled] = self._open_drafter(self.experiment, name, coupled)
             key = (case, name, coupled)
             if key not in makers:
-                makers[key] = self._virtual[name, coupled].begin(case)
+                makers[key] = self._virtual[name, coupled](case)
             if (drafter := makers[key]()) is not None:
                 drafters[name] = drafter
         return drafters

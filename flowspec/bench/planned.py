@@ -137,9 +137,6 @@ def _drafters(request: PlanRequest, plan: Plan, cases: Sequence[PlainCase]) -> D
     if not plan.guesses:
         return {}
     assert request.drafter is not None, "a plan with guesses without a drafter"
-    drafting = Synthetic(
-        request.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max, balanced=True
-    )
-    return {
-        SYNTHETIC: DrafterForEach([made for case in cases if (made := drafting.begin(case)()) is not None])
-    }
+    acceptance, context = request.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max
+    each = [Synthetic(case, context, acceptance, balanced=True).drafter() for case in cases]
+    return {SYNTHETIC: DrafterForEach(each)}

@@ -18,8 +18,9 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 from flowspec import checking
 from flowspec.bench.cases import PlainCase
@@ -43,12 +44,13 @@ from flowspec.draft.kinds import WITHOUT_TENSORS
 from flowspec.draft.protocol import Drafter
 from flowspec.draft.text import TextDrafter
 from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
+from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.language import AnswerLanguage
 from flowspec.sim.record import HEAD
-from flowspec.sim.world import Cluster, Handled, Links, World
+from flowspec.sim.world import Cluster, Handled, World
 from flowspec.watch.detokenizer import Decode
 from flowspec.watch.figures import EVERY_S, Frame
 from flowspec.watch.recorder import Recorder, StageRows
@@ -93,17 +95,16 @@ def drafting_curve(testbed: Testbed) -> Curve:
 
 def _drafter_curves(testbed: Testbed, board: DrafterPlacement | None) -> tuple[Curve, Curve]:
     """Of a pass of a model on a board (None: at the head), and of its `lm_head` alone."""
-    device = testbed.head if board is None else board.device or testbed.head
-    shape = testbed.drafter_shape if board is None else board.shape
-    precision = testbed.precision if board is None else board.precision
+    device, shape, precision = testbed.head, testbed.drafter_shape, testbed.precision
+    if board is not None:
+        device, shape, precision = board.device or device, board.shape, board.precision
     if shape is None:
-        return Curve(), Curve()
-    curves = drafter_curve(device, shape, precision), head_curve(device, shape, precision)
-    return curves[0].scaled(testbed.head_slowdown), curves[1].scaled(testbed.head_slowdown)
+        return INSTANT, INSTANT
+    one_pass, ranking = drafter_curve(device, shape, precision), head_curve(device, shape, precision)
+    return one_pass.scaled(testbed.head_slowdown), ranking.scaled(testbed.head_slowdown)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrafterPlaces:
+class DrafterPlaces(NamedTuple):
     """Where some models run: `curves` of a pass for each, and `rankings` of its `lm_head` alone; the `boards`
     that they run on, with the place of each (the head's looks up texts beside a model's passes)."""
 
@@ -116,25 +117,26 @@ class DrafterPlaces:
 def places_of(testbed: Testbed, models: Sequence[str]) -> DrafterPlaces:
     """Models at the head share its processors, those on another board that one's."""
     named = {name: number for number, board in enumerate(testbed.boards) for name in board.models}
-    curves: list[tuple[Curve, Curve]] = []
-    sharing: dict[tuple[Place, int | None], list[int]] = {}  # board, and who has a thread alone there
+    curves, sharing = list[tuple[Curve, Curve]](), dict[tuple[Place, int | None], list[int]]()
     for at, model in enumerate(models):
-        number = named.get(model)
-        board = None if number is None else testbed.boards[number]
+        place = named.get(model)
+        board = None if place is None else testbed.boards[place]
         is_lookup = board is None and model in WITHOUT_TENSORS
         curves.append((LOOKING_UP, LOOKING_UP) if is_lookup else _drafter_curves(testbed, board))
-        place = None if board is None or board.device is None else number
+        if board is not None and board.device is None:
+            place = None
+        # Who looks up texts has a thread alone.
         sharing.setdefault((place, at if is_lookup else None), []).append(at)
+    places = tuple(place for place, _ in sharing)
+    links = [None if place is None else testbed.boards[place].link for place in places]
     return DrafterPlaces(
-        curves=tuple(curve for curve, _ in curves),
+        curves=tuple(one_pass for one_pass, _ in curves),
         rankings=tuple(ranking for _, ranking in curves),
         boards=tuple(
-            DrafterDeviceSpec(
-                drafters=tuple(some), link=None if place is None else testbed.boards[place].link
-            )
-            for (place, _), some in sharing.items()
+            DrafterDeviceSpec(drafters=tuple(some), link=link)
+            for some, link in zip(sharing.values(), links, strict=True)
         ),
-        places=tuple(place for place, _ in sharing),
+        places=places,
     )
 
 
@@ -147,30 +149,28 @@ def cluster_of(
 ) -> Cluster:
     """The testbed as the simulator takes it, for one method with these models beside the target, which read
     the target's states at these `depths` (`depths_of`), each captured by the stage that has its layer."""
-    places = places_of(testbed, models)
-    curves, layers = stage_curves(testbed), testbed.layers
-    verifying = INSTANT
+    places, layers = places_of(testbed, models), testbed.layers
+    verifying, curves = INSTANT, stage_curves(testbed)
     if setup.published:
         verifying = head_curve(testbed.head, testbed.shape, testbed.precision).scaled(testbed.head_slowdown)
         if find_method(setup.method).waits_each_turn:
             waiting_s = verifying.seconds(TYPICAL_ROWS) + testbed.link.delay_s
+            stages = zip(curves, testbed.devices, layers, strict=True)
             curves = [
-                curve.and_fixed(waiting_s + _copy_s(testbed, count, index))
-                for index, (curve, count) in enumerate(zip(curves, layers, strict=True))
+                curve.and_fixed(waiting_s + _copy_s(testbed, device, count))
+                for curve, device, count in stages
             ]
-    last = len(curves) - 1
-    sampling = INSTANT if setup.published else sampling_curve(testbed)
+    devices = [
+        DeviceSpec(curve=curve, layers=min(SIM_LAYERS, count))
+        for curve, count in zip(curves, layers, strict=True)
+    ]
+    if not setup.published:
+        devices[-1] = replace(devices[-1], sampling=sampling_curve(testbed))
     row = row_bytes(testbed.shape, testbed.precision)
     return Cluster(
-        devices=tuple(
-            DeviceSpec(
-                curve=curve, layers=min(SIM_LAYERS, count), sampling=sampling if index == last else INSTANT
-            )
-            for index, (curve, count) in enumerate(zip(curves, layers, strict=True))
-        ),
+        devices=tuple(devices),
         control=testbed.link,
-        data=testbed.link,
-        links=Links(control=(testbed.link,) * len(curves), data=testbed.hops) if testbed.hops else None,
+        data=testbed.hops or testbed.link,
         method=setup.method,
         options=setup.options,
         context=context,
@@ -195,11 +195,11 @@ def captured_by(layers: Sequence[int], depths: Sequence[float]) -> tuple[int, ..
     return tuple(places.count(stage) for stage in range(len(ends)))
 
 
-def _copy_s(testbed: Testbed, layers: int, index: int) -> float:
+def _copy_s(testbed: Testbed, device: DeviceProfile, layers: int) -> float:
     """A stage's whole cache, read and written."""
     value_bytes = max(2.0, PRECISION_BYTES[testbed.precision])
     size = layers * testbed.shape.cache_values() * value_bytes * TYPICAL_CONTEXT
-    return testbed.slowdown * 2 * size / testbed.devices[index].bytes_per_s()
+    return testbed.slowdown * 2 * size / device.bytes_per_s()
 
 
 # ------------------------------------------------------------------------------------------ worlds
@@ -212,13 +212,12 @@ def build(
     drafters: Drafters,
     context: int,
     experience: Experience | None = None,
-    watch: Callable[[Handled], None] | None = None,
 ) -> World:
     """A world at time 0 that knows the plain answers to all cases, whose head has the `experience` so far
     (which is learnt from on, so give a copy)."""
     language = AnswerLanguage({case.prompt: case.answer for case in cases})
     cluster = cluster_of(testbed, setup, context, list(drafters), depths_of(drafters.values()))
-    world = cluster.build(language, list(drafters.values()), watch, checks=checking.is_on())
+    world = World(cluster, language, list(drafters.values()), checks=checking.is_on())
     if experience is not None:
         world.head.take(experience)
     return world
@@ -233,9 +232,10 @@ def run_many(
     experience: Experience | None = None,
     watch: Callable[[Handled], None] | None = None,
 ) -> World:
-    """A world in which all cases were asked at time 0, each as the request of its place, and answered; with
-    what is `experience` as in `build`."""
-    world = build(testbed, setup, cases, drafters, context, experience, watch)
+    """A world of `build` in which all cases were asked at time 0, each as the request of its place, and
+    answered."""
+    world = build(testbed, setup, cases, drafters, context, experience)
+    world.on_event = watch
     for request, case in enumerate(cases):
         world.at(0.0, submit_of(case, request))
     world.run()
@@ -293,12 +293,11 @@ def run(
 ) -> Run:
     """Answers a case in a world of its own, with `experience` as in `build`. With a `decode`, which gives
     tokens' text, it is recorded."""
-    trace = Trace()
-    frames: list[Frame] = []
+    trace, frames = Trace(), list[Frame]()
     world = build(testbed, setup, [case], drafters, experiment.context, experience)
-    recorder = (
-        None if decode is None else Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
-    )
+    recorder = None
+    if decode is not None:
+        recorder = Recorder(world.head.requests, lambda: stages_of(testbed), decode, 0.0)
 
     def watch(handled: Handled) -> None:
         if handled.place == HEAD:
@@ -314,12 +313,13 @@ def run(
         frames.extend(recorder.frames(world.clock.now_s + EVERY_S))
     (answer,) = world.answers[0]
     assert answer.end is not None, "the world came to rest without an end of the answer"
+    times_s = answer.times_s or [0.0]
     finished = FinishedAnswer(
         tokens=tuple(answer.tokens),
         reason=answer.end.reason,
         submitted_s=0.0,
-        first_s=answer.times_s[0] if answer.times_s else 0.0,
-        last_s=answer.times_s[-1] if answer.times_s else 0.0,
+        first_s=times_s[0],
+        last_s=times_s[-1],
         report=answer.end.statistics.report(),
         trace=trace,
     )
@@ -365,65 +365,45 @@ def scheduled_case(cases: Sequence[PlainCase], users: int, step: int, user: int,
     """What a user asks at a turn of a step, however far others get: domains in turns, beginning with another
     one for the next user; of a domain's prompts, in an order by chance, nobody is given one that another has
     at this turn, as long as there are so many."""
-    by_domain: dict[str, list[PlainCase]] = {}
-    for case in cases:
-        by_domain.setdefault(case.domain, []).append(case)
-    domains = list(by_domain)
-    at = (user + turn) % len(domains)
-    own = by_domain[domains[at]]
-    order = random.Random(f"{step} {domains[at]}").sample(range(len(own)), len(own))
+    domains = list(dict.fromkeys(case.domain for case in cases))
+    domain = domains[(user + turn) % len(domains)]
+    own = [case for case in cases if case.domain == domain]
+    order = random.Random(f"{step} {domain}").sample(own, len(own))
     together = -(-users // len(domains))
-    return own[order[(turn * together + user // len(domains)) % len(own)]]
+    return order[(turn * together + user // len(domains)) % len(own)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _Asked(NamedTuple):
     step: int
     user: int
     case: PlainCase
     at_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Totals:
-    """What happened in a world until an instant."""
+class _Totals(NamedTuple):
+    """What happened in a world until the begin of a step, or the end."""
 
-    at_s: float
     tokens: int
     stages_s: list[float]
     boards_s: dict[Place, float]
     network_bytes: int
 
 
-def run_load(
-    experiment: Experiment,
-    testbed: Testbed,
-    setup: Setup,
-    load: Load,
-    drafters_of: Callable[[PlainCase], Drafters],
-    experience: Experience | None = None,
-) -> list[LoadRecord]:
-    """The load's record, or one for each step of a schedule; `drafters_of` makes the models beside the target
-    for one answer to a case, with `experience` as in `build`."""
-    loop = _Loop(experiment, testbed, setup, load, drafters_of, experience)
-    loop.world.run()
-    return loop.records()
+@dataclass
+class LoadedWorld:
+    """A load in a world of its own: asks, hears when an answer ends, and has each step happen. Requests are
+    numbered as they are asked; `drafters_of` makes the models beside the target for one answer to a case, and
+    `experience` is as in `build`."""
 
+    experiment: Experiment
+    testbed: Testbed
+    setup: Setup
+    load: Load
+    drafters_of: Callable[[PlainCase], Drafters]
+    experience: InitVar[Experience | None] = None
 
-class _Loop:
-    """Asks, hears when an answer ends, and has each step happen. Requests are numbered as they are asked."""
-
-    def __init__(
-        self,
-        experiment: Experiment,
-        testbed: Testbed,
-        setup: Setup,
-        load: Load,
-        drafters_of: Callable[[PlainCase], Drafters],
-        experience: Experience | None,
-    ) -> None:
-        self._experiment, self._testbed, self._setup, self._load = experiment, testbed, setup, load
-        self._drafters_of = drafters_of
+    def __post_init__(self, experience: Experience | None) -> None:
+        load = self.load
         self._steps = load.steps or (LoadStep(users=load.users, seconds=1.0),)
         self._at = -1
         self._asked: list[_Asked] = []
@@ -431,59 +411,58 @@ class _Loop:
         self._waiting: set[int] = set()
         self._tokens = 0
         self._totals: list[_Totals] = []
-        self._each: dict[str, list[Drafter]] = {
-            name: [drafter] for name, drafter in drafters_of(load.cases[0]).items()
-        }
+        self._each = {name: [drafter] for name, drafter in self.drafters_of(load.cases[0]).items()}
         # One that guesses from texts takes all answers, as at a head, and may remember them.
         self._drafters = {
             name: some[0] if isinstance(some[0], TextDrafter) else DrafterForEach(some)
             for name, some in self._each.items()
         }
-        context = experiment.context
-        self.world = build(testbed, setup, load.cases, self._drafters, context, experience, self._watch)
+        self._world = build(
+            self.testbed, self.setup, load.cases, self._drafters, self.experiment.context, experience
+        )
+        self._world.on_event = self._watch
         for some in self._each.values():
             some.clear()
         starts_s = itertools.accumulate((step.seconds for step in load.steps), initial=0.0)
         for number, start_s in enumerate(starts_s):
-            self.world.clock.at(start_s, partial(self._begin, number))
+            self._world.clock.at(start_s, partial(self._begin, number))
 
     def _begin(self, number: int) -> None:
         """A step begins; after the last one of a schedule nobody asks any more."""
-        self._totals.append(self._count())
+        self._count()
         self._at = number
         if number == len(self._steps):
             return
         step = self._steps[number]
         lost_before = self._steps[number - 1].lost if number else ()
         for drafter, name in enumerate(self._drafters):
-            board, now_s = self.world.board_of(drafter), self.world.clock.now_s
+            board, now_s = self._world.board_of[drafter], self._world.clock.now_s
             board.slow(drafter, step.slow.get(name, 1.0))
             if name in step.lost and name not in lost_before:
                 # Its board says no more from now on; the head hears of that when it has been silent so long.
                 board.lose(drafter)
-                self.world.at(now_s + self._experiment.silent_s, DrafterLost(drafter=drafter))
+                self._world.at(now_s + self.experiment.silent_s, DrafterLost(drafter=drafter))
             elif name in lost_before and name not in step.lost:
-                self.world.at(now_s, DrafterRecovered(drafter=drafter))
+                self._world.at(now_s, DrafterRecovered(drafter=drafter))
         for user in range(step.users):
             if user not in self._waiting:
                 self._ask(user)
 
     def _ask(self, user: int) -> None:
-        if not self._load.steps and len(self._asked) == len(self._load.cases):
+        cases, now_s = self.load.cases, self._world.clock.now_s
+        if self.load.steps:
+            turn = self._turns[self._at, user]
+            self._turns[self._at, user] += 1
+            case = scheduled_case(cases, self._steps[self._at].users, self._at, user, turn)
+        elif len(self._asked) < len(cases):
+            case = cases[len(self._asked)]
+        else:
             return
-        case, now_s = self._next_case(user), self.world.clock.now_s
-        for name, drafter in self._drafters_of(case).items():
+        for name, drafter in self.drafters_of(case).items():
             self._each[name].append(drafter)
         self._waiting.add(user)
         self._asked.append(_Asked(step=self._at, user=user, case=case, at_s=now_s))
-        self.world.at(now_s, submit_of(case, len(self._asked) - 1))
-
-    def _next_case(self, user: int) -> PlainCase:
-        if not self._load.steps:
-            return self._load.cases[len(self._asked)]
-        turn = self._turns[self._at, user]
-        self._turns[self._at, user] += 1
-        return scheduled_case(self._load.cases, self._steps[self._at].users, self._at, user, turn)
+        self._world.at(now_s, submit_of(case, len(self._asked) - 1))
 
     def _watch(self, handled: Handled) -> None:
         for command in handled.commands if handled.place == HEAD else ():
@@ -492,61 +471,71 @@ class _Loop:
             elif isinstance(command, Finished):
                 user = self._asked[command.request].user
                 self._waiting.discard(user)
-                self.world.at(handled.now_s, Forget(request=command.request))
+                self._world.at(handled.now_s, Forget(request=command.request))
                 if self._at < len(self._steps) and user < self._steps[self._at].users:
                     self._ask(user)
 
-    def _count(self) -> _Totals:
-        world, now_s = self.world, self.world.clock.now_s
-        return _Totals(
-            at_s=now_s,
-            tokens=self._tokens,
-            stages_s=[device.busy_until(now_s) for device in world.devices],
-            boards_s=busy_of(self._testbed, self._drafters, world),
-            network_bytes=world.bytes_sent,
+    def _count(self) -> None:
+        world = self._world
+        self._totals.append(
+            _Totals(
+                tokens=self._tokens,
+                stages_s=[device.busy_until(world.clock.now_s) for device in world.devices],
+                boards_s=busy_of(self.testbed, self._drafters, world),
+                network_bytes=world.bytes_sent,
+            )
         )
 
     def records(self) -> list[LoadRecord]:
-        answers = [self._answer(request) for request in range(len(self._asked))]
-        if not self._load.steps:
-            self._totals.append(self._count())
-        records = []
-        for number, (step, before, after) in enumerate(
-            zip(self._steps, self._totals, self._totals[1:], strict=False)
-        ):
-            own = [answer for answer, asked in zip(answers, self._asked, strict=True) if asked.step == number]
-            is_step = bool(self._load.steps)
-            seconds = step.seconds if is_step else max(answer.last_s for answer in own)
-            stages_s = [end - begin for begin, end in zip(before.stages_s, after.stages_s, strict=True)]
-            boards_s = {place: end - before.boards_s[place] for place, end in after.boards_s.items()}
-            apart = [number for number, board in enumerate(self._testbed.boards) if board.device is not None]
-            record = LoadRecord(
-                experiment=self._experiment.name,
-                world=self._experiment.world,
-                testbed=self._testbed.name,
-                method=self._setup.name,
-                users=step.users,
-                step=number + 1 if is_step else 0,
-                label=step.label,
-                temperature=self._load.cases[0].sampling.temperature,
-                seed=self._load.cases[0].sampling.seed,
-                drafters=len(self._drafters),
-                seconds=seconds,
-                tokens=after.tokens - before.tokens,
-                answers=own,
-                stage_busy=[busy_s / seconds for busy_s in stages_s],
-                board_busy=[boards_s.get(place, 0.0) / seconds for place in (None, *apart)],
-                network_bytes=after.network_bytes - before.network_bytes,
-                energy_j=energy_of(self._testbed, seconds, stages_s, boards_s),
-                events=self.world.events,
-                digest=self.world.digest.hex(),
+        """The load's record, or one for each step of a schedule."""
+        self._world.run()
+        is_schedule = bool(self.load.steps)
+        if not is_schedule:
+            self._count()
+        return [
+            self._record(step, number if is_schedule else 0, *totals)
+            for number, (step, totals) in enumerate(
+                zip(self._steps, itertools.pairwise(self._totals), strict=True), 1
             )
-            records.append(record)
-        return records
+        ]
+
+    def _record(self, step: LoadStep, number: int, before: _Totals, after: _Totals) -> LoadRecord:
+        """Of a load's only step (`number` 0), or one of a schedule."""
+        world, testbed, sampling = self._world, self.testbed, self.load.cases[0].sampling
+        own = [
+            self._answer(request)
+            for request, asked in enumerate(self._asked)
+            if asked.step == max(0, number - 1)
+        ]
+        seconds = step.seconds if number else max(answer.last_s for answer in own)
+        stages_s = [end - begin for begin, end in zip(before.stages_s, after.stages_s, strict=True)]
+        boards_s = {place: end - before.boards_s[place] for place, end in after.boards_s.items()}
+        places = [None, *(at for at, board in enumerate(testbed.boards) if board.device is not None)]
+        return LoadRecord(
+            experiment=self.experiment.name,
+            world=self.experiment.world,
+            testbed=testbed.name,
+            method=self.setup.name,
+            users=step.users,
+            step=number,
+            label=step.label,
+            temperature=sampling.temperature,
+            seed=sampling.seed,
+            drafters=len(self._drafters),
+            seconds=seconds,
+            tokens=after.tokens - before.tokens,
+            answers=own,
+            stage_busy=[busy_s / seconds for busy_s in stages_s],
+            board_busy=[boards_s.get(place, 0.0) / seconds for place in places],
+            network_bytes=after.network_bytes - before.network_bytes,
+            energy_j=energy_of(testbed, seconds, stages_s, boards_s),
+            events=world.events,
+            digest=world.digest.hex(),
+        )
 
     def _answer(self, request: int) -> LoadAnswer:
         asked = self._asked[request]
-        (answer,) = self.world.answers[request]
+        (answer,) = self._world.answers[request]
         assert answer.end is not None, "the world came to rest without an end of an answer"
         times_s = answer.times_s or [answer.ended_s]
         return LoadAnswer(

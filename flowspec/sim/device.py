@@ -1,8 +1,8 @@
 """A stage's device in virtual time: one job at a time, layer by layer, and rows that leave between the
 layers.
 
-Owns how long a job takes. What the job computes is the business of `Layers`, and what it is for that of the
-core.
+Owns how long a job takes. What the job computes is the business of `FakeLayers`, and what it is for that of
+the core.
 """
 
 from __future__ import annotations
@@ -10,20 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-from flowspec.core.protocol.messages import Logprobs
-from flowspec.core.stage.events import (
-    ClearSlots,
-    CloseCache,
-    LayersDone,
-    OpenCache,
-    RunLayers,
-    Trim,
-)
+from flowspec.core.stage.events import ClearSlots, CloseCache, LayersDone, OpenCache, RunLayers, Trim
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Alarm, Clock
-from flowspec.wire.codec import Tensor
+from flowspec.sim.fake_layers import FakeLayers
+from flowspec.wire.codec import Tensor, joined
 
 BOUNDARY_SLACK = 1e-9
 """A share of a layer: what is due this shortly after a boundary, by rounding, is due at it."""
@@ -37,22 +29,6 @@ class DeviceSpec:
     curve: Curve = INSTANT
     layers: int = 4
     sampling: Curve = INSTANT
-
-
-class Layers(Protocol):
-    """What the layers of all stages compute; the caches are theirs."""
-
-    def run(
-        self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
-    ) -> tuple[Tensor | None, tuple[int, ...], tuple[Logprobs | None, ...]]:
-        """The payload of the surviving `rows` of a job, and on the last stage their next tokens (-1: not
-        asked for) and log-probabilities.
-
-        `payload` holds all rows of the job (None on the first stage).
-        """
-        ...
-
-    def change_cache(self, stage: int, command: OpenCache | ClearSlots | CloseCache) -> None: ...
 
 
 @dataclass(slots=True)
@@ -78,18 +54,16 @@ class SimulatedDevice:
         clock: Clock,
         spec: DeviceSpec,
         stage: int,
-        layers: Layers,
+        layers: FakeLayers,
         is_last: bool,
         done: Callable[[LayersDone], None],
         captures: int = 0,
     ) -> None:
         """Of each row it captures so many states, for which its payload stands in."""
-        self.spec = spec
-        self._captures = captures
-        self.jobs = 0
-        self.rows = 0
         self.busy_s = 0.0
         self.longest_s = 0.0
+        self.spec = spec
+        self._captures = captures
         self._clock = clock
         self._stage = stage
         self._layers = layers
@@ -112,12 +86,9 @@ class SimulatedDevice:
         run = self._run
         if run is None:
             return None
-        layer_s, late_s = self._layer_s(run), self._clock.now_s - run.next_layer_s
-        ended = (
-            min(run.layers_left, math.floor(late_s / layer_s + BOUNDARY_SLACK))
-            if layer_s
-            else run.layers_left
-        )
+        layer_s, late_s, ended = self._layer_s(run), self._clock.now_s - run.next_layer_s, run.layers_left
+        if layer_s:
+            ended = min(ended, math.floor(late_s / layer_s + BOUNDARY_SLACK))
         return run.job.job, run.next_layer_s + max(0, ended) * layer_s
 
     def run(self, job: RunLayers) -> None:
@@ -125,8 +96,6 @@ class SimulatedDevice:
         now_s = self._clock.now_s
         rows = tuple(range(sum(len(part.slots) for part in job.parts)))
         assert rows, f"job {job.job} of stage {self._stage} has no rows"
-        self.jobs += 1
-        self.rows += len(rows)
         self._run = _Run(job, rows, set(), now_s, now_s, self.spec.layers, job.context, Alarm(self._finish))
         self._set_end(self._run)
 
@@ -152,11 +121,9 @@ class SimulatedDevice:
         late_s = self._clock.now_s - run.next_layer_s
         layer_s = self._layer_s(run)
         if late_s > 0:
-            begun = (
-                run.layers_left
-                if late_s >= layer_s * run.layers_left
-                else math.ceil(late_s / layer_s - BOUNDARY_SLACK)
-            )
+            begun = run.layers_left
+            if late_s < layer_s * begun:
+                begun = math.ceil(late_s / layer_s - BOUNDARY_SLACK)
             run.next_layer_s += begun * layer_s
             run.layers_left -= begun
         # What runs after its last boundary can no longer be changed; the core drops such rows when the job is
@@ -192,7 +159,7 @@ class SimulatedDevice:
         for command in self._waiting:
             self._layers.change_cache(self._stage, command)
         self._waiting.clear()
-        captured = _repeated(outgoing, self._captures).apart() if outgoing and self._captures else ()
+        states = outgoing.apart() if outgoing is not None and self._captures else ()
         self._done(
             LayersDone(
                 job=run.job.job,
@@ -202,13 +169,6 @@ class SimulatedDevice:
                 started_s=run.started_s,
                 ended_s=now_s,
                 logprobs=logprobs,
-                captured=captured,
+                captured=tuple(joined([(state,) * self._captures]) for state in states),
             )
         )
-
-
-def _repeated(tensor: Tensor, count: int) -> Tensor:
-    """`[rows, 1]` so many times side by side."""
-    size = len(tensor.data) // tensor.rows
-    data = b"".join(bytes(tensor.data[at : at + size]) * count for at in range(0, len(tensor.data), size))
-    return Tensor(rows=tensor.rows, width=count, dtype=tensor.dtype, data=data)

@@ -25,30 +25,74 @@ from flowspec.sim.language import F32, HashLanguage, Prefix, as_prefix
 
 
 @dataclass(slots=True)
-class _Node:
-    """The root or a living node below it."""
-
-    parent: int
-    token: int
-    position: int
-    committed: bool
-
-
-@dataclass(slots=True)
 class _View:
     """One request as the drafter sees it: `path` holds the committed nodes it was given, as (id, token) by
-    position."""
+    position, `nodes` parent, token and position of the root and the living nodes below it; `early` are nodes
+    that were committed before they came."""
 
     opening: Open
     root: int
-    committed_length: int
+    length: int
     path: dict[int, tuple[int, int]] = field(default_factory=dict)
-    nodes: dict[int, _Node] = field(default_factory=dict)
+    nodes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     early: set[int] = field(default_factory=set)
+
+    def commit(self, commit: Commit) -> None:
+        fresh = newly_committed(commit, self.length)
+        if not fresh:
+            return
+        for position, node in enumerate(fresh, self.length):
+            if node in self.nodes:
+                _, token, stands_at = self.nodes[node]
+                assert stands_at == position, f"node {node} stands at {stands_at}, not at {position}"
+                self.path[position] = (node, token)
+            else:
+                self.early.add(node)
+        self.length, self.root = commit.length, fresh[-1]
+        living = living_below(self.root, ((node, parent) for node, (parent, _, _) in self.nodes.items()))
+        self.nodes = {node: known for node, known in self.nodes.items() if node in living}
+
+    def add(self, node: int, parent: int, token: int, position: int, *, is_flagged: bool) -> bool:
+        """Takes a row; whether it is of the path."""
+        assert node not in self.nodes, f"node {node} came twice"
+        is_committed = is_flagged or node in self.early or node == self.root
+        if is_committed:
+            assert position < self.length, (
+                f"node {node} at {position} is committed, but the path ends before it"
+            )
+            assert position not in self.path, f"the drafter was given position {position} of the path twice"
+            self.path[position] = (node, token)
+        else:
+            assert parent in self.nodes, (
+                f"node {node} is drafted below {parent}, of which the drafter knows nothing"
+            )
+            assert self.nodes[parent][2] == position - 1, f"node {node} does not stand behind its parent"
+        if node == self.root or not is_committed:
+            self.nodes[node] = (parent, token, position)
+            slots = len(self.path) + len(self.nodes) - (self.root in self.nodes)
+            assert slots <= self.opening.slots, (
+                f"{slots} nodes at once at the drafter, {self.opening.slots} reserved"
+            )
+        return is_committed
+
+    def prefix(self, node: int) -> Prefix:
+        """The tokens from the first to `node`; fails for whatever the drafter was not given."""
+        branch, at = [], node
+        while at != self.root:
+            at, token, _ = self.nodes[at]
+            branch.append(token)
+        missing = [position for position in range(self.length) if position not in self.path]
+        assert not missing, (
+            f"node {node} is to be expanded, but the drafter was never given position {missing[:1]} of its "
+            "prefix"
+        )
+        return as_prefix([*(self.path[position][1] for position in range(self.length)), *reversed(branch)])
 
 
 class FakeDrafter:
     """Ranks by `log q / T + G`, where q is the language's own at `quality` 1 and unrelated to it at 0."""
+
+    weight_bytes = 0
 
     def __init__(
         self,
@@ -65,11 +109,9 @@ class FakeDrafter:
         assert 0 <= quality <= 1
         self.captures = captures
         self.context = context
-        self.weight_bytes = 0
         self.cache_slots = cache_slots
-        self.quality = quality
-        self.passes = 0
         self.rows = 0
+        self._quality = quality
         self._language = language
         self._other = language.other(seed)
         self._ids = np.arange(language.vocabulary_size)
@@ -87,13 +129,13 @@ class FakeDrafter:
             held.clear()
 
     def logits(self, prefix: Prefix) -> F32:
-        if self.quality == 1:
-            return self._language.logits(prefix)
-        own = self.quality * self._language.logits(prefix) + (1 - self.quality) * self._other.logits(prefix)
-        return own.astype(np.float32)
+        own = self._language.logits(prefix)
+        if self._quality == 1:
+            return own
+        mixed = self._quality * own + (1 - self._quality) * self._other.logits(prefix)
+        return mixed.astype(np.float32)
 
     def draft(self, segment: Segment, width: int) -> tuple[Proposal, ...]:
-        self.passes += 1
         self.rows += segment.row_count
         assert segment.row_count, "the drafter was given no rows"
         return tuple(proposal for part in segment.parts for proposal in self._draft(part, width))
@@ -123,142 +165,72 @@ class FakeDrafter:
         copies = [others[node] for node in message.source_nodes]
         self._featured.setdefault(message.request, {}).update(zip(message.nodes, copies, strict=True))
 
-    # -------------------------------------------------------------------------------------------- its view
-
     def _draft(self, part: SegmentPart, width: int) -> list[Proposal]:
-        number = part.commit.request
+        number, epoch = part.commit.request, part.commit.epoch
         if part.opening is not None:
             self._open(part.opening)
         view = self._views.get(number)
         assert view is not None, f"request {number} was never opened at the drafter"
-        assert view.opening.epoch == part.commit.epoch, (
-            f"epoch {part.commit.epoch} of request {number}; it is at {view.opening.epoch}"
+        assert view.opening.epoch == epoch, (
+            f"epoch {epoch} of request {number}; it is at {view.opening.epoch}"
         )
-        self._commit(view, part.commit)
+        view.commit(part.commit)
         proposals = []
-        for row in range(len(part.ids)):
-            self._add(view, part, row)
-            node = part.ids[row]
-            if node == view.root or (node in view.nodes and not view.nodes[node].committed):
+        for node, parent, token, position, is_flagged in zip(
+            part.ids, part.parents, part.tokens, part.positions, part.committed, strict=True
+        ):
+            assert position < self.context, (
+                f"node {node} stands at {position}; the drafter goes up to {self.context}"
+            )
+            if view.add(node, parent, token, position, is_flagged=is_flagged):
+                self._check_features(view, position)
+            if node in view.nodes:
                 proposals.append(self._propose(view, node, width))
         return proposals
 
     def _open(self, opening: Open) -> None:
         known = self._views.get(opening.request)
+        path = {} if known is None else known.path
+        assert known is not None or opening.keep == 0, (
+            f"request {opening.request} keeps {opening.keep} tokens of which the drafter has none"
+        )
         assert known is None or opening.epoch >= known.opening.epoch, "epochs grow"
-        if known is None:
-            assert opening.keep == 0, (
-                f"request {opening.request} keeps {opening.keep} tokens of which the drafter has none"
-            )
-            self._views[opening.request] = _View(opening, opening.root, opening.length)
-        elif opening.epoch > known.opening.epoch:
-            path = {position: entry for position, entry in known.path.items() if position < opening.keep}
+        if known is None or opening.epoch > known.opening.epoch:
+            path = {position: entry for position, entry in path.items() if position < opening.keep}
             self._views[opening.request] = _View(opening, opening.root, opening.length, path)
-
-    def _commit(self, view: _View, commit: Commit) -> None:
-        fresh = newly_committed(commit, view.committed_length)
-        if not fresh:
-            return
-        for position, node in enumerate(fresh, start=view.committed_length):
-            known = view.nodes.get(node)
-            if known is None:
-                view.early.add(node)
-            else:
-                assert known.position == position, (
-                    f"node {node} stands at {known.position}, not at {position}"
-                )
-                known.committed = True
-                view.path[position] = (node, known.token)
-        view.committed_length = commit.length
-        view.root = fresh[-1]
-        living = living_below(view.root, ((node, known.parent) for node, known in view.nodes.items()))
-        view.nodes = {node: known for node, known in view.nodes.items() if node in living}
-
-    def _add(self, view: _View, part: SegmentPart, row: int) -> None:
-        node, parent, token, position = (
-            part.ids[row],
-            part.parents[row],
-            part.tokens[row],
-            part.positions[row],
-        )
-        assert position < self.context, (
-            f"node {node} stands at {position}; the drafter goes up to {self.context}"
-        )
-        assert node not in view.nodes, f"node {node} came twice"
-        committed = part.committed[row] or node in view.early or node == view.root
-        if committed:
-            assert position < view.committed_length, (
-                f"node {node} at {position} is committed, but the path ends before it"
-            )
-            assert position not in view.path, f"the drafter was given position {position} of the path twice"
-            view.path[position] = (node, token)
-            view.early.discard(node)
-            self._check_features(view, position)
-            if node != view.root:
-                return
-        else:
-            assert parent in view.nodes, (
-                f"node {node} is drafted below {parent}, of which the drafter knows nothing"
-            )
-            assert view.nodes[parent].position == position - 1, (
-                f"node {node} does not stand behind its parent"
-            )
-        view.nodes[node] = _Node(parent, token, position, committed)
-        slots = len(view.path) + sum(not known.committed for known in view.nodes.values())
-        assert slots <= view.opening.slots, (
-            f"{slots} nodes at once at the drafter, {view.opening.slots} reserved"
-        )
-
-    def _prefix(self, view: _View, node: int) -> Prefix:
-        """The tokens from the first to `node`; fails for whatever the drafter was not given."""
-        branch = []
-        known = view.nodes[node]
-        while not known.committed:
-            branch.append(known.token)
-            known = view.nodes[known.parent]
-        missing = [position for position in range(known.position + 1) if position not in view.path]
-        assert not missing, (
-            f"node {node} is to be expanded, but the drafter was never given position {missing[:1]} of its "
-            "prefix"
-        )
-        return as_prefix(
-            [*(view.path[position][1] for position in range(known.position + 1)), *reversed(branch)]
-        )
 
     def _check_features(self, view: _View, position: int) -> None:
         """An EAGLE head runs a token of the path together with the target's feature of the one before it,
         which stands in for that one's token; or with its own prediction, not far from such a feature."""
-        if self.captures and position > 0:
-            assert position - 1 in view.path, f"position {position} of the path came before the one before it"
-            before, token = view.path[position - 1]
-            known = self._featured.get(view.opening.request, {})
-            feature, least = known.get(before), max(0, position - 1 - PREDICTED_MAX)
-            if feature is None and any(view.path[at][0] in known for at in range(least, position)):
-                return
-            assert feature is not None, (
+        if not self.captures or position == 0:
+            return
+        assert position - 1 in view.path, f"position {position} of the path came before the one before it"
+        before, token = view.path[position - 1]
+        known = self._featured.get(view.opening.request, {})
+        if before not in known:
+            recent = range(max(0, position - 1 - PREDICTED_MAX), position - 1)
+            assert any(view.path[at][0] in known for at in recent), (
                 f"position {position} of the path is to be run, but the feature of the one before never came"
             )
-            found = np.frombuffer(feature, dtype="<i4")
-            assert not self._is_honest or (found == token).all(), (
-                f"the features of node {before}, which holds token {token}, are of tokens {found}"
-            )
+            return
+        found = np.frombuffer(known[before], dtype="<i4")
+        assert not self._is_honest or (found == token).all(), (
+            f"the features of node {before}, which holds token {token}, are of tokens {found}"
+        )
 
     def _propose(self, view: _View, node: int, width: int) -> Proposal:
-        prefix = self._prefix(view, node)
-        sampling, text = view.opening.sampling, TextBefore(prefix.astype(np.int64), view.opening.answer_start)
-        scores = (
-            Shaping(sampling, self._ids, self._language.grammars)
-            .of(self.logits(prefix), text)
-            .astype(np.float64)
-        )
+        prefix, opening = view.prefix(node), view.opening
+        sampling, text = opening.sampling, TextBefore(prefix.astype(np.int64), opening.answer_start)
+        shaping = Shaping(sampling, self._ids, self._language.grammars)
+        scores = shaping.of(self.logits(prefix), text).astype(np.float64)
         if sampling.temperature > 0:
             scores = scores / sampling.temperature + gumbel(draw_bits(sampling.seed, len(prefix), self._ids))
         best = np.argsort(-scores, kind="stable")[: min(width, np.count_nonzero(scores > -np.inf))]
         weights = np.exp(scores - scores[best[0]])
         confidences = weights[best] / weights.sum()
         return Proposal(
-            request=view.opening.request,
-            epoch=view.opening.epoch,
+            request=opening.request,
+            epoch=opening.epoch,
             node=node,
             tokens=tuple(best.tolist()),
             confidences=tuple(confidences.tolist()),

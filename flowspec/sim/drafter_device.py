@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from flowspec.core.protocol.messages import Release, Segment
 from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
-from flowspec.sim.link import Frames, OneWayLink, SimulatedLink
+from flowspec.sim.link import Frames, SimulatedLink
 from flowspec.wire.codec import Envelope, joined
 
 ANSWER_BYTES = 64
@@ -50,14 +50,15 @@ class DrafterDevice:
         self,
         clock: Clock,
         spec: DrafterDeviceSpec,
-        drafters: Mapping[int, Drafter],
-        curves: Mapping[int, Curve],
-        rankings: Mapping[int, Curve],
+        drafters: Sequence[Drafter],
+        curves: Sequence[Curve],
+        rankings: Sequence[Curve],
         tell: Callable[[Drafted], None],
         *,
         chance: random.Random,
     ) -> None:
-        assert spec.link is None or not any(drafter.captures for drafter in drafters.values()), (
+        """Of all drafters, those that the spec names are on it."""
+        assert spec.link is None or not any(drafters[number].captures for number in spec.drafters), (
             "features travel to no board but the head's"
         )
         self.busy_s = 0.0
@@ -72,10 +73,12 @@ class DrafterDevice:
         self._times: dict[int, float] = {}
         self._sent: deque[Draft | SendToDrafter] = deque()
         self.out: SimulatedLink | None = None
-        self.back: OneWayLink | None = None
+        self.back: SimulatedLink | None = None
+        """Proposals are carried by their size alone."""
         if spec.link is not None:
             self.out = SimulatedLink(clock, spec.link, "head", self._arrived, chance=chance)
-            self.back = OneWayLink(clock, spec.link, random.Random(chance.getrandbits(64)))
+            chance = random.Random(chance.getrandbits(64))
+            self.back = SimulatedLink(clock, spec.link, "drafter", self._arrived, chance=chance)
 
     @property
     def bytes_sent(self) -> int:
@@ -110,13 +113,9 @@ class DrafterDevice:
         self._times[drafter] = times
 
     def _arrived(self, envelope: Envelope, frames: Frames) -> None:
-        command, message = self._sent.popleft(), envelope.message
-        if isinstance(command, Draft):
-            assert isinstance(message, Segment)
-            self._take(replace(command, segment=message))
-        else:
-            assert isinstance(message, Release)
-            self._take(replace(command, message=message))
+        command = self._sent.popleft()
+        carried: dict[str, Any] = {"segment" if isinstance(command, Draft) else "message": envelope.message}
+        self._take(replace(command, **carried))
 
     def _take(self, command: Draft | SendToDrafter) -> None:
         if command.drafter in self.lost:
@@ -146,7 +145,21 @@ class DrafterDevice:
             ended_s=ended_s,
         )
         losses = self._losses[command.drafter]
-        self._clock.at(ended_s, lambda: self._done(done, losses))
+
+        def tell() -> None:
+            """What was lost since is not told."""
+            if self._losses[command.drafter] == losses:
+                self._tell(done)
+
+        def send() -> None:
+            if self.back is None:
+                tell()
+            else:
+                guesses = sum(len(proposal.tokens) for proposal in proposals)
+                size = ANSWER_BYTES + PROPOSAL_BYTES * len(proposals) + GUESS_BYTES * guesses
+                self.back.carry(size, tell)
+
+        self._clock.at(ended_s, send)
 
     def _seconds(self, drafter: Drafter, command: Draft) -> float:
         """Of the job that it has just done."""
@@ -156,16 +169,3 @@ class DrafterDevice:
             return self._rankings[command.drafter].seconds(ranked) if ranked else 0.0
         curve = self._curves[command.drafter]
         return sum(curve.seconds(rows, command.context) for rows in passes or (command.segment.row_count,))
-
-    def _done(self, done: Drafted, losses: int) -> None:
-        if self.back is None:
-            self._answer(done, losses)
-        else:
-            guesses = sum(len(proposal.tokens) for proposal in done.proposals)
-            size = ANSWER_BYTES + PROPOSAL_BYTES * len(done.proposals) + GUESS_BYTES * guesses
-            self.back.carry(size, lambda: self._answer(done, losses))
-
-    def _answer(self, done: Drafted, losses: int) -> None:
-        """Of a job that began after so many losses of its drafter; what was lost since is not told."""
-        if self._losses[done.drafter] == losses:
-            self._tell(done)

@@ -15,14 +15,7 @@ import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.sliding_window import SlidingWindow
-from flowspec.core.stage.events import (
-    ClearSlots,
-    CloseCache,
-    Copied,
-    JobPart,
-    OpenCache,
-    RunLayers,
-)
+from flowspec.core.stage.events import ClearSlots, CloseCache, Copied, JobPart, OpenCache, RunLayers
 from flowspec.core.stage.slots import SlotMap
 from flowspec.core.stage.stage import StageCore
 from flowspec.sim.language import Language, Prefix
@@ -52,16 +45,13 @@ class FakeCache:
     def copy(self, source: FakeCache, slots: I64) -> None:
         """Into the first slots what those of another request hold, and what its states sum up."""
         assert (source.positions[slots] >= 0).all(), "slots are copied that hold nothing"
-        self.positions[: len(slots)], self.tokens[: len(slots)] = (
-            source.positions[slots],
-            source.tokens[slots],
-        )
+        self.positions[: len(slots)] = source.positions[slots]
+        self.tokens[: len(slots)] = source.tokens[slots]
         self.base, self.snapshot = source.base, source.snapshot
 
     def clear(self, slots: Sequence[int]) -> None:
-        places = list(slots)
-        assert (self.positions[places] >= 0).all(), "slots are cleared that hold nothing"
-        self.positions[places] = -1
+        assert (self.positions[[*slots]] >= 0).all(), "slots are cleared that hold nothing"
+        self.positions[[*slots]] = -1
 
     def write(self, slots: I64, tokens: I64, at: I64) -> None:
         assert (self.positions[slots] < 0).all(), "slots are overwritten"
@@ -154,7 +144,9 @@ class FakeLayers:
     def run(
         self, stage: int, job: RunLayers, payload: Tensor | None, rows: tuple[int, ...]
     ) -> tuple[Tensor | None, tuple[int, ...], tuple[Logprobs | None, ...]]:
-        """See `device.Layers`; the payload `[rows, 1]` holds tokens."""
+        """The payload of the surviving `rows` of a job, and on the last stage their next tokens (-1: not
+        asked for) and log-probabilities. `payload` `[rows, 1]` holds the tokens of all rows of the job (None
+        on the first stage)."""
         sent = np.concatenate([part.tokens for part in job.parts]).astype("<i4")
         assert (payload is None) == (stage == 0), "all stages but the first are given a payload"
         if payload is not None and self._is_honest:
@@ -167,33 +159,24 @@ class FakeLayers:
         first = 0
         for part in job.parts:
             end = first + len(part.slots)
-            prefixes = self._write_and_read(stage, part, alive[first:end])
-            if is_last:
-                tokens = [
-                    self._language.next_token(prefix, part.sampling, part.answer_start)
-                    if part.sampled[row]
-                    else -1
-                    for row, prefix in prefixes
-                ]
-                self._check_texts(part, prefixes)
-                next_tokens += tokens
-                for token, (_, prefix) in zip(tokens, prefixes, strict=True):
-                    is_asked = token >= 0 and part.top_logprobs >= 0
-                    logprobs.append(
-                        self._language.logprobs(prefix, token, part.top_logprobs) if is_asked else None
+            seen = self._write_and_read(stage, part, alive[first:end])
+            for row, prefix in seen if is_last else ():
+                token, said = -1, None
+                if part.sampled[row]:
+                    token = self._language.next_token(prefix, part.sampling, part.answer_start)
+                    if part.top_logprobs >= 0:
+                        said = self._language.logprobs(prefix, token, part.top_logprobs)
+                if part.sampling.needs_text and self._is_honest:
+                    text = part.text(row)
+                    assert text is not None, f"request {part.request} is drawn without its text"
+                    assert text.tokens.tolist() == prefix.tolist(), (
+                        f"a row of request {part.request} is drawn by another text than it sees"
                     )
+                next_tokens.append(token)
+                logprobs.append(said)
             first = end
         outgoing = Tensor(rows=len(rows), width=1, dtype="float32", data=sent[list(rows)].tobytes())
         return outgoing if rows else None, tuple(next_tokens), tuple(logprobs)
-
-    def _check_texts(self, part: JobPart, prefixes: Sequence[tuple[int, Prefix]]) -> None:
-        """What a row sees is the text that its next token is drawn by."""
-        for row, prefix in prefixes if part.sampling.needs_text and self._is_honest else ():
-            text = part.text(row)
-            assert text is not None, f"request {part.request} is drawn without its text"
-            assert text.tokens.tolist() == prefix.tolist(), (
-                f"a row of request {part.request} is drawn by another text than it sees"
-            )
 
     def _write_and_read(
         self, stage: int, part: JobPart, alive: npt.NDArray[np.bool_]
@@ -209,29 +192,17 @@ class FakeLayers:
         assert (at == part.key_positions[slot]).all(), (
             f"stage {stage}: the core and the cache of request {part.request} differ"
         )
-        width = int(part.positions.max(initial=0)) + 1
-        # Sorted by (row, position), what a row at position p sees must be 0, 1, ..., p: one node at each
-        # position.
-        order = np.argsort(row * (width + 1) + np.minimum(at, width), kind="stable")
-        if not self._is_honest:
-            tokens, lasts = cache.tokens[slot[order]], np.cumsum(np.bincount(row, minlength=len(wanted)))
-            return [
-                (int(index), tokens[:last][first:])
-                for index, first, last in zip(wanted, [0, *lasts], lasts, strict=False)
-            ]
-        counts = part.positions[wanted] + 1
-        expected = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        sees_its_path = (
-            len(order) == len(expected)
-            and (at[order] == expected).all()
-            and (np.bincount(row, minlength=len(wanted)) == counts).all()
-        )
-        assert sees_its_path, (
-            f"stage {stage}: a row of request {part.request} does not see exactly one node at each position "
-            "up to its own"
-        )
-        seen = cache.tokens[slot[order]]
+        # By row and position: what a row at position p sees must be 0, 1, ..., p, one node at each position.
+        order, counts = np.lexsort((at, row)), np.bincount(row, minlength=len(wanted))
         ends = np.cumsum(counts)
+        if self._is_honest:
+            expected = np.arange(len(order)) - np.repeat(ends - counts, counts)
+            is_path = (counts == part.positions[wanted] + 1).all() and (at[order] == expected).all()
+            assert is_path, (
+                f"stage {stage}: a row of request {part.request} does not see exactly one node at each "
+                "position up to its own"
+            )
+        seen = cache.tokens[slot[order]]
         return [
             (int(index), seen[end - count : end])
             for index, end, count in zip(wanted, ends, counts, strict=True)
@@ -250,17 +221,14 @@ class FakeLayers:
         of = part.window.held  # [window high]
         for position, visible in zip(part.positions.tolist(), part.visible, strict=True):
             first = max(0, position + 1 - self._window.tokens)
-            (places,) = np.nonzero((of >= 0) & visible[of] & (part.key_positions[of] >= first))
-            places = places[np.argsort(cache.positions[places])]
+            places = in_order((of >= 0) & visible[of] & (part.key_positions[of] >= first), cache.positions)
             found = list(zip(cache.positions[places].tolist(), cache.tokens[places].tolist(), strict=True))
-            (slots,) = np.nonzero(visible & (part.key_positions >= first))
-            slots = slots[np.argsort(part.key_positions[slots])]
+            slots = in_order(visible & (part.key_positions >= first), part.key_positions)
             assert part.key_positions[slots].tolist() == list(range(first, position + 1)), (
                 f"stage {stage}: a row of request {part.request} does not see one node at each position of "
                 "its window"
             )
-            (path,) = np.nonzero(visible & (part.key_positions < len(cache.base)))
-            path = path[np.argsort(part.key_positions[path])]
+            path = in_order(visible & (part.key_positions < len(cache.base)), part.key_positions)
             assert np.array_equal(whole.tokens[path], cache.base), (
                 f"stage {stage}: a row of request {part.request} does not follow what was summed up"
             )
@@ -268,3 +236,9 @@ class FakeLayers:
             assert found == expected, (
                 f"stage {stage}: a row of request {part.request} does not see what it saw within its window"
             )
+
+
+def in_order(wanted: npt.NDArray[np.bool_], positions: I32) -> I64:
+    """The slots that are wanted, by their positions."""
+    (slots,) = np.nonzero(wanted)
+    return slots[np.argsort(positions[slots])]

@@ -28,28 +28,22 @@ class HeadChecker:
     def __init__(self, *, is_honest: bool = True) -> None:
         self._is_honest = is_honest
         self._sent: dict[int, tuple[int, set[int]]] = {}
-        self._answering: set[int] = set()
-
-    @property
-    def answering(self) -> set[int]:
+        self.answering: set[int] = set()
         """Who asked, and was not told of an end."""
-        return self._answering
 
     def check(self, head: HeadCore, event: HeadEvent, commands: Sequence[HeadCommand]) -> None:
         """An event was handled, and led to these commands; raises `AssertionError`."""
         if isinstance(event, Submit):
-            self._answering.add(event.request)
+            self.answering.add(event.request)
         elif isinstance(event, VerifiedArrived) and self._is_honest:
             _check_verified(head, event.verified)
         for command in commands:
             if isinstance(command, Emit):
-                assert command.request in self._answering, (
-                    f"request {command.request} emits outside an answer"
-                )
+                assert command.request in self.answering, f"request {command.request} emits outside an answer"
                 assert command.tokens, "an empty Emit"
             elif isinstance(command, Finished):
-                assert command.request in self._answering, f"request {command.request} ends twice"
-                self._answering.discard(command.request)
+                assert command.request in self.answering, f"request {command.request} ends twice"
+                self.answering.discard(command.request)
             elif isinstance(command, SendToFirstStage):
                 assert command.segment.row_count, "a segment without rows"
                 for part in command.segment.parts:
@@ -68,10 +62,9 @@ class HeadChecker:
         assert epoch == request.opening.epoch, (
             f"a part of epoch {epoch} goes out, request {number} is at {request.opening.epoch}"
         )
-        before = self._sent.get(number)
-        if before is None or before[0] != epoch:
-            before = self._sent[number] = (epoch, set())
-        sent = before[1]
+        if self._sent.get(number, (-1,))[0] != epoch:
+            self._sent[number] = (epoch, set())
+        sent = self._sent[number][1]
         for node, parent, token, position, committed in zip(
             part.ids, part.parents, part.tokens, part.positions, part.committed, strict=True
         ):

@@ -8,8 +8,8 @@ slot, order or position anywhere gives another token. Knows nothing of stages, t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,17 +27,6 @@ F32 = npt.NDArray[np.float32]
 Prefix = npt.NDArray[np.int32]
 
 
-class Language(Protocol):
-    """A next token for every prefix `[position]` of token ids, in which the answer begins at
-    `answer_start`."""
-
-    def next_token(self, prefix: Prefix, sampling: Sampling, answer_start: int) -> int: ...
-
-    def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
-        """Of the token after a prefix, and of the `count` likeliest ones there."""
-        ...
-
-
 class HashLanguage:
     """Logits that are a hash of the prefix, Gumbel values times `sharpness`: at 2 or 3 a few tokens hold most
     of the mass."""
@@ -51,14 +40,13 @@ class HashLanguage:
         self._ids = np.arange(vocabulary_size)
         self._logits: dict[bytes, F32] = {}
         self._next: dict[tuple[Sampling, bytes, int], int] = {}
-        self._samplers: dict[Sampling, Sampler] = {}
-        self._others: dict[int, HashLanguage] = {}
+        self._sampler = lru_cache(SAMPLERS_MAX)(
+            lambda sampling: Sampler(sampling, vocabulary_size, self.grammars)
+        )
 
     def other(self, seed: int) -> HashLanguage:
         """A language with the same vocabulary and nothing else in common."""
-        if seed not in self._others:
-            self._others[seed] = HashLanguage(self.vocabulary_size, (seed + 1) << 32, self.sharpness)
-        return self._others[seed]
+        return HashLanguage(self.vocabulary_size, (seed + 1) << 32, self.sharpness)
 
     def logits(self, prefix: Prefix) -> F32:
         """float32 `[vocabulary]`, the same for the same prefix."""
@@ -71,33 +59,27 @@ class HashLanguage:
         return found
 
     def next_token(self, prefix: Prefix, sampling: Sampling, answer_start: int) -> int:
+        """After a prefix `[position]` of token ids, in which the answer begins at `answer_start`."""
         key = (sampling, prefix.tobytes(), answer_start if sampling.needs_text else 0)
         found = self._next.get(key)
         if found is None:
-            sampler = self._samplers.get(sampling)
-            if sampler is None:
-                if len(self._samplers) >= SAMPLERS_MAX:
-                    self._samplers.clear()
-                    self._next.clear()
-                sampler = self._samplers[sampling] = Sampler(sampling, self.vocabulary_size, self.grammars)
             text = TextBefore(prefix.astype(np.int64), answer_start) if sampling.needs_text else None
-            found = self._next[key] = sampler.draw(self.logits(prefix), len(prefix), text)
+            found = self._next[key] = self._sampler(sampling).draw(self.logits(prefix), len(prefix), text)
         return found
 
     def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
+        """Of the token after a prefix, and of the `count` likeliest ones there."""
         return logprobs(self.logits(prefix), token, count)
 
 
 class AnswerLanguage:
-    """Knows the plain answers to some prompts; off their paths it says `other_token`, as nothing there ever
-    counts.
+    """Knows the plain answers to some prompts; off their paths it says 0, as nothing there ever counts.
 
     For comparing methods in virtual time with real drafters, where the target need not be computed. An answer
     is given with the stop token that ended it, if one did. All are for one sampling.
     """
 
-    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]], other_token: int = 0) -> None:
-        self.other_token = other_token
+    def __init__(self, answers: Mapping[tuple[int, ...], Sequence[int]]) -> None:
         self._next: dict[bytes, int] = {}
         for prompt, answer in answers.items():
             path = blake2b(as_prefix(prompt).tobytes(), digest_size=16)
@@ -107,13 +89,14 @@ class AnswerLanguage:
                 path.update(as_prefix([token]).tobytes())
 
     def next_token(self, prefix: Prefix, sampling: Sampling, answer_start: int) -> int:
-        del sampling, answer_start
-        return self._next.get(blake2b(prefix.tobytes(), digest_size=16).digest(), self.other_token)
+        return self._next.get(blake2b(prefix.tobytes(), digest_size=16).digest(), 0)
 
     def logprobs(self, prefix: Prefix, token: int, count: int) -> Logprobs:
         """It has no doubts, and knows of no other token."""
-        del prefix
         return Logprobs(chosen=0.0, ids=(token,)[:count], values=(0.0,)[:count])
+
+
+Language = HashLanguage | AnswerLanguage
 
 
 def as_prefix(tokens: Sequence[int]) -> Prefix:

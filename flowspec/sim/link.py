@@ -38,42 +38,7 @@ class SharedInterface:
         return self._free_s
 
 
-class OneWayLink:
-    """One direction between two devices: what is sent leaves one after another and arrives in order. Knows
-    sizes only."""
-
-    def __init__(self, clock: Clock, spec: LinkSpec, chance: random.Random) -> None:
-        self.spec = spec
-        self.messages = 0
-        self.bytes = 0
-        self.busy_s = 0.0
-        self._clock = clock
-        self._chance = chance
-        self._free_s = 0.0
-        self._arrived_s = 0.0
-        self.interfaces: Sequence[SharedInterface] = ()
-        """What it shares with other lines."""
-
-    def carry(self, size: int, arrive: Callable[[], None], rows: int = 0) -> None:
-        """Queue so many bytes behind those already on the line; `arrive` is called when the last is there.
-
-        Ways that are shared count `rows`, too.
-        """
-        transfer_s = self.spec.transfer_s(size)
-        through_s = self._clock.now_s
-        for way in self.interfaces:
-            through_s = way.carry(size, rows, through_s)
-        self._free_s = max(self._free_s, through_s) + transfer_s
-        late_s = self._chance.uniform(0, self.spec.jitter_s) if self.spec.jitter_s else 0.0
-        # Jitter never reorders: a connection is a TCP stream, so what is late holds up what is behind it.
-        self._arrived_s = max(self._arrived_s, self._free_s + self.spec.delay_s + late_s)
-        self.messages += 1
-        self.bytes += size
-        self.busy_s += transfer_s
-        self._clock.at(self._arrived_s, arrive)
-
-
-class SimulatedLink(OneWayLink):
+class SimulatedLink:
     """A connection from `sender`; `receive` is called with each message at the instant its last byte arrives.
 
     `row_bytes` is how many bytes one row of a payload has in the world that is simulated: the payloads here
@@ -91,8 +56,16 @@ class SimulatedLink(OneWayLink):
         row_bytes: int | None = None,
         incarnation: int = INCARNATION,
     ) -> None:
-        super().__init__(clock, spec, chance)
-        self.sender = sender
+        self.spec = spec
+        self.messages = 0
+        self.bytes = 0
+        self.interfaces: Sequence[SharedInterface] = ()
+        """What it shares with other connections."""
+        self._clock = clock
+        self._chance = chance
+        self._free_s = 0.0
+        self._arrived_s = 0.0
+        self._sender = sender
         self._receive = receive
         self._row_bytes = row_bytes
         self._received = 0
@@ -107,7 +80,21 @@ class SimulatedLink(OneWayLink):
         """What somebody makes of the next frames on their way."""
         self.refuse: Callable[[str], None] = lambda text: None
         """Hears why what came is no message; nothing behind it is read."""
-        self._is_refused = False
+
+    def carry(self, size: int, arrive: Callable[[], None], rows: int = 0) -> None:
+        """Queue so many bytes behind those already on the connection; `arrive` is called when the last is
+        there. Ways that are shared count `rows`, too."""
+        transfer_s = self.spec.transfer_s(size)
+        through_s = self._clock.now_s
+        for way in self.interfaces:
+            through_s = way.carry(size, rows, through_s)
+        self._free_s = max(self._free_s, through_s) + transfer_s
+        late_s = self._chance.uniform(0, self.spec.jitter_s) if self.spec.jitter_s else 0.0
+        # Jitter never reorders: a connection is a TCP stream, so what is late holds up what is behind it.
+        self._arrived_s = max(self._arrived_s, self._free_s + self.spec.delay_s + late_s)
+        self.messages += 1
+        self.bytes += size
+        self._clock.at(self._arrived_s, arrive)
 
     def send(self, message: Message, tensor: Tensor | None = None, extra_bytes: int = 0) -> None:
         """Queue a message behind those already on the connection; `extra_bytes` of it are not there in this
@@ -115,7 +102,7 @@ class SimulatedLink(OneWayLink):
         frames = encode(
             Envelope(
                 incarnation=self._incarnation,
-                sender=self.sender,
+                sender=self._sender,
                 sequence=self.messages,
                 message=message,
                 tensor=tensor,
@@ -156,23 +143,19 @@ class SimulatedLink(OneWayLink):
             self._deliver(frames)
 
     def _deliver(self, frames: Frames) -> None:
-        number, self._received = self._received, self._received + 1
-        if self._is_refused:
-            return
-        if self.tamper is None:
-            envelope = decode(frames)
-            assert envelope.sequence == number, (
-                f"message {envelope.sequence} from {self.sender}, expected {number}"
-            )
-            self._receive(envelope, frames)
-            return
-        for each in self.tamper(frames):
+        number, self._received, tamper = self._received, self._received + 1, self.tamper
+        for each in [frames] if tamper is None else tamper(frames):
             try:
                 envelope = decode(each)
             except PeerError as error:
-                self._is_refused = True
+                if tamper is None:
+                    raise
+                self._end = self._received
                 self.refuse(str(error))
                 return
+            assert tamper is not None or envelope.sequence == number, (
+                f"message {envelope.sequence} from {self._sender}, expected {number}"
+            )
             self._receive(envelope, each)
 
     def is_full(self, frames_max: int) -> bool:

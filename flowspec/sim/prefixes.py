@@ -16,54 +16,37 @@ EMPTY = 0
 
 
 class Prefixes:
-    """A growing trie of tokens."""
+    """A growing trie of tokens: by number, each prefix without its last token (`parent`), that `token`, and
+    its `length`."""
 
     def __init__(self) -> None:
-        self._parent = [EMPTY]
-        self._token = [-1]
-        self._length = [0]
+        self.parent = [EMPTY]
+        self.token = [-1]
+        self.length = [0]
         self._numbers: dict[tuple[int, int], int] = {}
-
-    def __len__(self) -> int:
-        return len(self._parent)
 
     def after(self, prefix: int, token: int) -> int:
         """The number of a prefix that is one token longer."""
-        key = (prefix, token)
-        found = self._numbers.get(key)
-        if found is None:
-            found = self._numbers[key] = len(self._parent)
-            self._parent.append(prefix)
-            self._token.append(token)
-            self._length.append(self._length[prefix] + 1)
+        found = self._numbers.setdefault((prefix, token), len(self.parent))
+        if found == len(self.parent):
+            self.parent.append(prefix)
+            self.token.append(token)
+            self.length.append(self.length[prefix] + 1)
         return found
 
     def chain(self, tokens: Sequence[int]) -> list[int]:
         """The numbers of all that `tokens` begin with, but the empty one, shortest first."""
-        found: list[int] = []
+        found = [EMPTY]
         for token in tokens:
-            found.append(self.after(found[-1] if found else EMPTY, token))
-        return found
+            found.append(self.after(found[-1], token))
+        return found[1:]
 
-    def parent(self, prefix: int) -> int:
-        """The prefix without its last token."""
-        return self._parent[prefix]
-
-    def token(self, prefix: int) -> int:
-        return self._token[prefix]
-
-    def length(self, prefix: int) -> int:
-        return self._length[prefix]
-
-    def tokens(self, prefix: int) -> list[int]:
-        return self.recent(prefix, self._length[prefix])
-
-    def recent(self, prefix: int, count: int) -> list[int]:
-        """The last `count` tokens, or all if there are fewer."""
+    def tokens(self, prefix: int, count: int | None = None) -> list[int]:
+        """All of them, or the last `count`, if there are so many."""
         found: list[int] = []
-        while prefix != EMPTY and len(found) < count:
-            found.append(self._token[prefix])
-            prefix = self._parent[prefix]
+        while prefix != EMPTY and len(found) != count:
+            found.append(self.token[prefix])
+            prefix = self.parent[prefix]
         return found[::-1]
 
 
@@ -71,7 +54,7 @@ class PrefixView:
     """The nodes of any number of requests that a drafter was given, as prefixes."""
 
     def __init__(self, prefixes: Prefixes) -> None:
-        self.prefixes = prefixes
+        self._prefixes = prefixes
         self._known: dict[int, dict[int, int]] = {}
 
     def take(self, part: SegmentPart) -> list[tuple[int, int]]:
@@ -81,7 +64,7 @@ class PrefixView:
         for node, parent, token, is_committed in zip(
             part.ids, part.parents, part.tokens, part.committed, strict=True
         ):
-            prefix = known[node] = self.prefixes.after(EMPTY if parent < 0 else known[parent], token)
+            prefix = known[node] = self._prefixes.after(EMPTY if parent < 0 else known[parent], token)
             if not is_committed:
                 asked.append((node, prefix))
         return asked

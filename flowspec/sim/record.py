@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from flowspec.core.head.events import (
-    Drafted,
-    Finished,
-    HeadEvent,
-    Submit,
-)
+from flowspec.core.head.events import Drafted, Finished, HeadEvent, Submit
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.stage.events import LayersDone, StageEvent
 
@@ -37,17 +32,6 @@ class SimulatedAnswer:
     def text(self) -> list[int]:
         """The whole answer: what another head began, and the rest."""
         return [*self.submit.answered, *self.tokens]
-
-    @property
-    def first_token_s(self) -> float:
-        """From the submit to the first token."""
-        return self.times_s[0] - self.submitted_s
-
-    @property
-    def tokens_per_s(self) -> float:
-        """The rate from the first to the last token; 0 for fewer than two tokens or no time between them."""
-        decode_s = self.times_s[-1] - self.times_s[0] if self.times_s else 0.0
-        return (len(self.tokens) - 1) / decode_s if decode_s > 0 else 0.0
 
 
 class Digest:

@@ -32,7 +32,6 @@ from flowspec.bench.drafters import (
     QUANTILES,
     RECENT,
     Maker,
-    MemoDrafter,
     SyntheticGuesses,
     children_of,
 )
@@ -65,10 +64,10 @@ class Profiled:
     profile: Profile
     context: int
 
-    def begin(self, case: PlainCase) -> Maker:
+    def __call__(self, case: PlainCase) -> Maker:
         guesses = ProfiledGuesses(self, case)
         if self.profile.reads == TEXT:
-            return lambda: MemoDrafter(guesses)
+            return guesses.drafter
         if self.profile.reads == BLOCK:
             return lambda: BlockOfProfile(_CountingBlock(guesses), guesses)
         return lambda: ChainOfProfile(_CountingChain(guesses), guesses)
@@ -218,9 +217,8 @@ class Declared:
     correlation: float
     context: int
 
-    def begin(self, case: PlainCase) -> Maker:
-        guesses = _DeclaredGuesses(self, case)
-        return lambda: MemoDrafter(guesses)
+    def __call__(self, case: PlainCase) -> Maker:
+        return _DeclaredGuesses(self, case).drafter
 
 
 class _DeclaredGuesses(SyntheticGuesses):

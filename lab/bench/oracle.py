@@ -53,6 +53,7 @@ from flowspec.bench.simulated import cluster_of, run_many
 from flowspec.core.head.events import Draft, Drafted, Emit, SegmentTimed, SendToFirstStage
 from flowspec.core.protocol.messages import Segment
 from flowspec.errors import InputError, UnexpectedError
+from flowspec.plan.timing import LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Cluster, Handled
@@ -133,7 +134,8 @@ def stations_of(cluster: Cluster, context: int) -> list[Station]:
     """The way to each stage with the stage, the way back, the head, for an answer behind `context` tokens. Of
     messages the payload alone is counted, and the first stage's are tokens."""
     link, row_bytes = cluster.data, cluster.row_bytes
-    assert isinstance(row_bytes, int), "an experiment's links are alike"
+    assert isinstance(link, LinkSpec), "an experiment's links are alike"
+    assert row_bytes is not None
 
     def way(row_bytes: int) -> Station:
         return Station(lambda rows: link.transfer_s(rows * row_bytes), link.delay_s)

@@ -32,7 +32,7 @@ from flowspec.runtime.local import LocalCluster
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
-from flowspec.sim.world import Cluster
+from flowspec.sim.world import Cluster, World
 from lab.golden.limits import limited
 from lab.golden.passes import Node, Stages
 from lab.golden.place import Place
@@ -154,7 +154,7 @@ def _thinking() -> list[float]:
         devices=(stage,) * 4, control=link, data=link, context=HEAD_CONTEXT, drafting=Curve(base_s=0.16)
     )
     drafter = FakeDrafter(language, 0.7, seed=1)
-    world = experiment.build(language, (drafter,), checks=False)
+    world = World(experiment, language, (drafter,), checks=False)
     world.head = head = _TimedHead(
         context=HEAD_CONTEXT,
         stage_count=4,

@@ -234,11 +234,11 @@ def chosen_prompts(names: Sequence[str], each: int) -> Iterator[Prompt]:
 def measure(args: argparse.Namespace, name: str, target: ModelFiles, cases: Sequence[PlainCase]) -> Profile:
     experiment = Experiment(name="acceptance", testbeds=(), setups=(), model=args.model)
     virtual = open_drafter(experiment, name, coupled=True)
-    drafter, counts = virtual.begin(cases[0])(), []
+    drafter, counts = virtual(cases[0])(), []
     for request, case in enumerate(cases):
         # One that looks up texts is one for all: it remembers. Others begin anew, with the case's features.
         if find_drafter(name).has_tensors:
-            drafter = virtual.begin(case)()
+            drafter = virtual(case)()
         assert drafter is not None, "nothing drafts"
         hits = count_hits(drafter, case, request)
         counts.append((case.domain, case.sampling.temperature, hits))

@@ -101,14 +101,14 @@ def test_a_memo_of_made_logits_proposes_what_a_drafter_with_a_view_of_its_own_do
 ) -> None:
     case = replace(made("a", ANSWER[:8], sampling=sampling), new_tokens_max=8)
     plain = FakeDrafter(HashLanguage(50, 0, RANDOM_SHARPNESS), 1.0, seed=0, context=1024)
-    both = Both(Randoms(Ranker(50), 50, 1024).begin(case)(), plain)
+    both = Both(Randoms(case, 1024, Ranker(50), 50).drafter(), plain)
     answer(setup, case, both)
     assert both.proposals > 20
 
 
 def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does() -> None:
     case = replace(made("a", range(400, 408), sampling=HOT, prompt=range(300, 320)), new_tokens_max=8)
-    make = drafter_of(BUNDLED).begin(case)
+    make = drafter_of(BUNDLED)(case)
     passes = []
     for setup in METHODS:
         memo = make()
@@ -128,10 +128,10 @@ def test_many_cases_at_once_are_guessed_for_as_one_alone(monkeypatch: pytest.Mon
         for number in range(3)
     ]
     drafter = drafter_of("draft")
-    makers = [drafter.begin(case) for case in cases]
+    makers = [drafter(case) for case in cases]
     for round_number in range(2):
         for case, make in zip(cases, makers, strict=True):
-            answer(METHODS[round_number], case, Both(make(), drafter_of("draft").begin(case)()))
+            answer(METHODS[round_number], case, Both(make(), drafter_of("draft")(case)()))
     assert isinstance(drafter, Models)
     assert sorted(drafter.held.values()) == [0, 1]
 
@@ -149,7 +149,7 @@ def test_features_of_a_path_are_those_that_the_publisher_s_code_has(name: str) -
         states = model(torch.tensor([[*prompt, *answered]]), output_hidden_states=True).hidden_states
     accepted = []
     for shift in (0, 7):
-        reader = drafter_of(name).begin(case)()
+        reader = drafter_of(name)(case)()
         assert isinstance(reader, PathReader)
         assert reader.depths == tuple(each / 8 for each in reader.captures)
         expected = torch.cat([states[each][0] for each in reader.captures], dim=1).numpy()
@@ -168,16 +168,16 @@ def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=reason):
             drafter_of(name, model)
-    assert drafter_of("none").begin(made("a", ANSWER))() is None
-    assert isinstance(drafter_of(RANDOM), Randoms)
-    assert isinstance(drafter_of("ngram").begin(made("a", ANSWER))(), TextDrafter)
+    assert drafter_of("none")(made("a", ANSWER))() is None
+    assert isinstance(drafter_of(RANDOM)(made("a", ANSWER))(), MemoDrafter)
+    assert isinstance(drafter_of("ngram")(made("a", ANSWER))(), TextDrafter)
 
 
 WARM = Sampling(temperature=1.0, seed=4)
 
 
 def synthetic_guesses(case: PlainCase, acceptance: float = 0.6, *, balanced: bool = False) -> Guesses:
-    drafter = Synthetic(acceptance, 100_000, balanced=balanced).begin(case)()
+    drafter = Synthetic(case, 100_000, acceptance, balanced=balanced).drafter()
     assert isinstance(drafter, MemoDrafter)
     return drafter._guesses
 

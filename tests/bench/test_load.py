@@ -16,7 +16,7 @@ from flowspec.bench.cases import read_cases, synthetic_cases
 from flowspec.bench.engine import Engine, Work
 from flowspec.bench.experiment import AR, DrafterPlacement, LoadStep, Setup
 from flowspec.bench.records import EXACT, WRONG, LoadRecord, read_records, write_records
-from flowspec.bench.simulated import Load, run_load, scheduled_case, shuffle_cases
+from flowspec.bench.simulated import Load, LoadedWorld, scheduled_case, shuffle_cases
 from flowspec.bench.statistics import jain, load_figures
 from flowspec.cli.main import main
 from flowspec.core.protocol.messages import Sampling
@@ -58,7 +58,9 @@ def test_an_answer_that_is_not_the_plain_one_is_wrong(monkeypatch: pytest.Monkey
         return AnswerLanguage(changed)
 
     monkeypatch.setattr(simulated, "AnswerLanguage", tampered)
-    (record,) = run_load(synthetic(), boards(), PLAIN, Load(cases=CASES, users=2), lambda case: {})
+    (record,) = LoadedWorld(
+        synthetic(), boards(), PLAIN, Load(cases=CASES, users=2), lambda case: {}
+    ).records()
     assert [answer.agreement == WRONG for answer in record.answers] == [False] * 4 + [True, False, False]
 
 
@@ -135,7 +137,7 @@ def run_steps(setup: Setup, *steps: LoadStep) -> list[LoadRecord]:
     experiment = synthetic(drafters=("a", "b"), steps=steps, limit=12, temperatures=(0.0,), silent_s=0.5)
     load = Load(cases=tuple(read_cases(experiment, None, domains=("code", "plays"))), steps=steps)
     make = partial(Engine(experiment, ()).drafters, setup)
-    records = run_load(experiment, boards(boards=(FAR,)), setup, load, make)
+    records = LoadedWorld(experiment, boards(boards=(FAR,)), setup, load, make).records()
     assert {answer.agreement for record in records for answer in record.answers} == {EXACT}
     return records
 

@@ -40,7 +40,7 @@ UNPUBLISHED = ("ar", "tree-sd", "continuous")
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_every_method_is_exact_and_says_the_same_each_time(temperature: float) -> None:
     (case,) = synthetic_cases(1, [Sampling(temperature=temperature, seed=5)], NEW_TOKENS)
-    make, testbed = Synthetic(0.6, 1024).begin(case), boards(4)
+    make, testbed = Synthetic(case, 1024, 0.6).drafter, boards(4)
     for method in METHODS:
         rates = []
         for published in (False, True)[: 1 if method in UNPUBLISHED else 2]:
@@ -80,7 +80,7 @@ def test_plain_decoding_takes_one_trip_for_each_token(stages: int, board: str, p
 
 @pytest.mark.parametrize("setup", [AR, OURS], ids=lambda setup: setup.method)
 def test_an_answer_that_is_not_the_plain_one_is_wrong(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = Synthetic(0.6, 1024).begin(CASE)
+    make = Synthetic(CASE, 1024, 0.6).drafter
     for at in (0, NEW_TOKENS - 1):
         other = (*CASE.answer[:at], CASE.answer[at] ^ 1, *CASE.answer[at + 1 :])
 
@@ -98,7 +98,7 @@ def test_an_answer_that_is_not_the_plain_one_is_wrong(setup: Setup, monkeypatch:
 
 def test_a_useless_drafter_costs_next_to_nothing() -> None:
     case = made("a", (*range(20, 49), STOP), sampling=Sampling(temperature=1.0, seed=3))
-    make = Randoms(Ranker(64), 64, 1024).begin(case)
+    make = Randoms(case, 1024, Ranker(64), 64).drafter
     experience: Experience | None = None
     one = partial(run, TINY, boards(4))
     for _ in range(2):  # as in a session that has answered before
@@ -110,7 +110,7 @@ def test_a_useless_drafter_costs_next_to_nothing() -> None:
 
 @pytest.mark.parametrize("setup", [AR, OURS], ids=lambda setup: setup.method)
 def test_whatever_is_slower_about_a_testbed_makes_answers_slower(setup: Setup) -> None:
-    base, make = boards(4), Synthetic(0.6, 1024).begin(CASE)
+    base, make = boards(4), Synthetic(CASE, 1024, 0.6).drafter
     usual, *slower = (
         run(TINY, testbed, setup, CASE, drafters(setup, make)).record.tokens_per_s
         for testbed in (
@@ -171,7 +171,7 @@ def test_several_models_on_boards_of_their_own_give_the_plain_answer(chain: str)
     models = {
         name: drafter
         for name in ("draft", "mid")
-        if (drafter := Synthetic(0.6, 1024).begin(case)()) is not None
+        if (drafter := Synthetic(case, 1024, 0.6).drafter()) is not None
     }
     found = run(synthetic(), boards(boards=(APART,)), replace(OURS, chain=chain), case, models)
     assert found.record.agreement == EXACT

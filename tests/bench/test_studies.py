@@ -114,7 +114,7 @@ def test_a_profiled_drafter_is_right_as_often_as_its_profile_says_at_each_distan
     last place."""
     rows = profile(reads).shares[0].shares
     (case,) = synthetic_cases(1, [Sampling()], 400, domains=("code",))
-    drafter = Profiled(profile(reads), 100_000).begin(case)()
+    drafter = Profiled(profile(reads), 100_000)(case)()
     assert drafter is not None
     assert isinstance(drafter, kind)
     hits = count_hits(drafter, case, 0, ahead=len(rows) + (reads == BLOCK), stride=1)
@@ -130,7 +130,7 @@ def test_answers_with_a_profile_are_exact_and_features_travel() -> None:
     (case,) = synthetic_cases(1, [Sampling()], 24, domains=("code",))
     sent = {}
     for reads in (TEXT, CHAIN, BLOCK):
-        drafter = Profiled(profile(reads), 1024).begin(case)()
+        drafter = Profiled(profile(reads), 1024)(case)()
         assert drafter is not None
         setup = Setup(name="continuous", method="continuous")
         record = run(study(profile=profile(reads)), boards(4), setup, case, {"some": drafter}).record
@@ -147,7 +147,7 @@ def declared_guesses(case: PlainCase, number: int, correlation: float) -> Guesse
         DeclaredDrafter(name="strong", acceptance={"code": 0.8, "plays": 0.4}),
         DeclaredDrafter(name="weak", acceptance={"code": 0.5, "plays": 0.5}),
     )[number]
-    made = Declared(drafter, number, correlation, 100_000).begin(case)()
+    made = Declared(drafter, number, correlation, 100_000)(case)()
     assert isinstance(made, MemoDrafter)
     return made._guesses
 

@@ -19,7 +19,7 @@ from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
-from flowspec.sim.world import Cluster, Handled
+from flowspec.sim.world import Cluster, Handled, World
 from tests.core.asked import WANTS_FEATURES, asked
 from tests.pipeline import ask
 
@@ -149,7 +149,7 @@ def test_a_verdict_is_told_at_once_where_features_are_read(method: str) -> None:
     spec = DeviceSpec(curve=Curve(base_s=0.01))
     cluster = Cluster(devices=(spec,) * 3, control=SLOW, data=SLOW, method=method, context=200)
     drafter = FakeDrafter(LANGUAGE, 1.0, seed=1, context=200, captures=(1,))
-    world = cluster.build(LANGUAGE, [drafter], watch)
+    world = World(cluster, LANGUAGE, [drafter], watch)
     world.at(0.0, ask(1, (3, 1, 4), 30))
     world.run()
     assert world.head.fired["late features"] == 0
@@ -163,7 +163,7 @@ def test_a_verdict_is_told_at_once_where_features_are_read(method: str) -> None:
 def test_a_stage_that_sends_no_features_costs_guesses_and_not_the_answer() -> None:
     cluster = Cluster(devices=(DeviceSpec(curve=Curve(base_s=0.01)),) * 3, method="continuous", context=200)
     drafter = FakeDrafter(LANGUAGE, 1.0, seed=1, context=200, captures=(1,))
-    world = cluster.build(LANGUAGE, [drafter])
+    world = World(cluster, LANGUAGE, [drafter])
     world.features[0].tamper = lambda frames: []
     world.at(0.0, ask(1, (3, 1, 4), 20))
     world.run()
@@ -172,7 +172,7 @@ def test_a_stage_that_sends_no_features_costs_guesses_and_not_the_answer() -> No
     assert len(answer.tokens) == 20
     assert world.head.fired["late features"] == 1
     assert answer.ended_s < LATE_S + 20 * 0.05, "they are waited for once"
-    plain = Cluster(devices=cluster.devices, context=200).build(LANGUAGE)
+    plain = World(Cluster(devices=cluster.devices, context=200), LANGUAGE)
     plain.at(0.0, ask(1, (3, 1, 4), 20))
     plain.run()
     assert answer.tokens == plain.answers[1][0].tokens

@@ -34,7 +34,7 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import HEAD
-from flowspec.sim.world import Cluster, Handled
+from flowspec.sim.world import Cluster, Handled, World
 from tests.core.asked import PLAIN, asked, move
 from tests.core.scripted_head import (
     ScriptedHead,
@@ -329,7 +329,7 @@ def test_with_any_method_answers_are_the_same_and_come_sooner(method: str, quali
                 jobs += sum(isinstance(command, Draft) for command in handled.commands)
 
         drafters = [] if quality is None else [FakeDrafter(language, quality, 3)]
-        world = cluster.build(language, drafters, look)
+        world = World(cluster, language, drafters, look)
         sampling = Sampling(temperature=1.0, seed=4, grammar=GRAMMAR)
         world.at(0.0, ask(0, [1, 2, 3], 60, sampling=sampling, stop_ids=frozenset({0})))
         world.run()

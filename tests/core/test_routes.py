@@ -66,7 +66,8 @@ class Run:
             levels=levels,
             boards=boards,
         )
-        self.world: World = cluster.build(
+        self.world: World = World(
+            cluster,
             LANGUAGE,
             [FakeDrafter(LANGUAGE, quality, 90 + at) for at, quality in enumerate(qualities)],
             self._watch,

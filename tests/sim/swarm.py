@@ -23,7 +23,7 @@ from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import SimulatedAnswer
-from flowspec.sim.world import Cluster, Handled, Links, World
+from flowspec.sim.world import Cluster, Handled, World
 from tests.pipeline import StopAfter, ask, validate_at_rest
 from tests.plain import plain_answer, plain_logprobs
 
@@ -225,10 +225,8 @@ def _cluster(rng: random.Random, method: str, context: int, seed: int) -> Cluste
     )
     return Cluster(
         devices=tuple(devices),
-        links=Links(
-            control=tuple(_link(rng) for _ in range(stages)),
-            data=tuple(_link(rng) for _ in range(stages + 1)),
-        ),
+        control=tuple(_link(rng) for _ in range(stages)),
+        data=tuple(_link(rng) for _ in range(stages + 1)),
         method=make if method == "continuous" and rng.random() < 0.7 else method,
         options={} if method in ("ar", "continuous") else shape,
         context=context,
@@ -352,7 +350,7 @@ class Play:
                         captures=schedule.captures if number == 0 else (),
                     )
                 )
-        return schedule.cluster.build(schedule.language, drafters)
+        return World(schedule.cluster, schedule.language, drafters)
 
     def run(self) -> str:
         """The digest, once nothing moves any more."""

@@ -21,7 +21,7 @@ from flowspec.plan.timing import Curve
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage, as_prefix
-from flowspec.sim.world import Cluster, Handled
+from flowspec.sim.world import Cluster, Handled, World
 from tests.nightly import NIGHT, nightly
 from tests.pipeline import ask
 
@@ -45,7 +45,7 @@ def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tu
     stage = DeviceSpec(curve=Curve(base_s=0.01))
     method = partial(Continuous, width=2, batch=1, segment_nodes=2)
     cluster = Cluster(devices=(stage,), method=method, context=16, drafting=Curve(base_s=0.002))
-    world = cluster.build(LANGUAGE, [FakeDrafter(LANGUAGE, QUALITY, seed=1)])
+    world = World(cluster, LANGUAGE, [FakeDrafter(LANGUAGE, QUALITY, seed=1)])
     found: Counter[tuple[int, ...]] = Counter()
     followed = 0
 

@@ -15,7 +15,7 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.record import SimulatedAnswer
-from flowspec.sim.world import Cluster, Links, World
+from flowspec.sim.world import Cluster, World
 from flowspec.wire.codec import Tensor
 from tests.broken_builds import drops_the_path_at_the_end, tells_no_end
 from tests.pipeline import ask, validate_at_rest
@@ -29,14 +29,15 @@ SEEDS_TO_CATCH = 20
 
 def four_boards(method: str, quality: float = 0.5) -> World:
     """Rows are dear, and half of the guesses are wrong."""
-    return Cluster(
+    cluster = Cluster(
         devices=(DeviceSpec(curve=Curve(base_s=0.02, row_s=0.002), layers=5),) * 4,
         control=LinkSpec(delay_s=0.001),
         data=LinkSpec(delay_s=0.002),
         method=method,
         context=300,
         drafting=Curve(base_s=0.005),
-    ).build(LANGUAGE, [FakeDrafter(LANGUAGE, quality, seed=2)])
+    )
+    return World(cluster, LANGUAGE, [FakeDrafter(LANGUAGE, quality, seed=2)])
 
 
 def is_plain(answer: SimulatedAnswer, count: int) -> bool:
@@ -136,7 +137,7 @@ def rest_of(method: str, submit: Submit) -> tuple[list[int], str]:
     cluster = Cluster(
         devices=(DeviceSpec(curve=Curve(base_s=0.01), layers=2),) * 3, method=method, context=ROOM
     )
-    world = cluster.build(TAKEN, [FakeDrafter(TAKEN, 0.8, 1, context=ROOM)])
+    world = World(cluster, TAKEN, [FakeDrafter(TAKEN, 0.8, 1, context=ROOM)])
     world.at(0.0, submit)
     world.run()
     (answer,) = world.answers[submit.request]
@@ -179,10 +180,13 @@ FAST, SLOW = LinkSpec(delay_s=0.0005, jitter_s=0.0005), LinkSpec(delay_s=0.05, j
 STAGES = 4
 
 
-def build(method: str, captured: tuple[int, ...], links: Links, quality: float = 0.9) -> World:
+def build(
+    method: str, captured: tuple[int, ...], control: LinkSpec, data: LinkSpec, quality: float = 0.9
+) -> World:
     cluster = Cluster(
         devices=(DeviceSpec(curve=Curve(base_s=0.01, row_s=0.001)),) * STAGES,
-        links=links,
+        control=control,
+        data=data,
         method=method,
         context=CONTEXT,
         captured=captured,
@@ -190,26 +194,22 @@ def build(method: str, captured: tuple[int, ...], links: Links, quality: float =
         prefix_block=16,
     )
     drafter = FakeDrafter(SPOKEN, quality, seed=1, context=CONTEXT, captures=(1,))
-    return cluster.build(SPOKEN, [drafter])
-
-
-def links(control: LinkSpec, data: LinkSpec) -> Links:
-    return Links(control=(control,) * STAGES, data=(data,) * (STAGES + 1))
+    return World(cluster, SPOKEN, [drafter])
 
 
 @pytest.mark.parametrize(
-    ("method", "captured", "ways"),
+    ("method", "captured", "control", "data"),
     [
-        ("continuous", (1, 0, 2, 1), links(SLOW, FAST)),
-        ("flowspec-paper", (2, 1, 0, 0), links(FAST, SLOW)),
-        ("pipedec", (0, 0, 0, 3), links(FAST, FAST)),
+        ("continuous", (1, 0, 2, 1), SLOW, FAST),
+        ("flowspec-paper", (2, 1, 0, 0), FAST, SLOW),
+        ("pipedec", (0, 0, 0, 3), FAST, FAST),
     ],
 )
 def test_answers_are_exact_and_drafted_whenever_features_come(
-    method: str, captured: tuple[int, ...], ways: Links
+    method: str, captured: tuple[int, ...], control: LinkSpec, data: LinkSpec
 ) -> None:
     """Two conversations with one beginning, and a second turn of one."""
-    world = build(method, captured, ways)
+    world = build(method, captured, control, data)
     prompts = {1: tuple(range(40)), 2: (*range(36), 7, 9)}
     for request, prompt in prompts.items():
         world.at(0.3 * request, ask(request, prompt, 20))
@@ -235,7 +235,7 @@ def test_answers_are_exact_and_drafted_whenever_features_come(
 
 
 def test_features_of_other_nodes_would_be_noticed() -> None:
-    world = build("continuous", (1, 0, 0, 1), links(FAST, FAST))
+    world = build("continuous", (1, 0, 0, 1), FAST, FAST)
     take = world.drafters[0].take_features
 
     def swapped(request: int, epoch: int, ids: tuple[int, ...], features: Tensor) -> None:
@@ -250,7 +250,7 @@ def test_features_of_other_nodes_would_be_noticed() -> None:
 def test_rows_carry_no_features_and_a_node_is_sent_once_by_each_stage() -> None:
     """What travels is as much as the prompt and the path have, whatever was guessed."""
     captured = (1, 0, 2, 0)
-    world = build("continuous", captured, links(FAST, FAST))
+    world = build("continuous", captured, FAST, FAST)
     rows: dict[int, list[int]] = {stage: [] for stage in world.features}
     for stage, link in world.features.items():
         receive = link._receive
@@ -272,7 +272,7 @@ def test_rows_carry_no_features_and_a_node_is_sent_once_by_each_stage() -> None:
 
 def test_no_more_is_copied_than_drafters_have_features_of() -> None:
     """The second prompt begins as the first, which all stages have run; its features are on their way."""
-    world = build("continuous", (1, 0, 0, 1), links(SLOW, FAST))
+    world = build("continuous", (1, 0, 0, 1), SLOW, FAST)
     prompts = {1: tuple(range(48)), 2: (*range(40), 7, 9)}
     world.at(0.0, ask(1, prompts[1], 20))
     while world.head.requests() == [] or world.head.requests()[0].computed < 47:

@@ -174,9 +174,8 @@ def small(**fields: object) -> Cluster:
 
 
 def test_a_token_takes_one_trip() -> None:
-    world = small(row_bytes=1000, data=LinkSpec(delay_s=0.002, bandwidth_mbps=10.0), head_s=0.003).build(
-        LANGUAGE
-    )
+    cluster = small(row_bytes=1000, data=LinkSpec(delay_s=0.002, bandwidth_mbps=10.0), head_s=0.003)
+    world = World(cluster, LANGUAGE)
     world.at(1.0, ask(1, PROMPT, 20))
     world.run()
     (answer,) = world.answers[1]
@@ -185,7 +184,6 @@ def test_a_token_takes_one_trip() -> None:
     gaps = np.diff(answer.times_s)
     wire_s = (1000 * 2 + 4 * 150) * 8 / 10e6  # two payloads, and four headers of about 150 bytes
     assert gaps == pytest.approx(np.full(19, 3 * 0.05 + 4 * 0.002 + 0.003 + wire_s), abs=4 * 100 * 8 / 10e6)
-    assert answer.tokens_per_s == pytest.approx(1 / gaps.mean())
     assert world.devices[0].busy_s == pytest.approx(20 * 0.05)
     assert world.data[1].messages == 20
     assert world.data[1].bytes > 20 * 1000
@@ -199,7 +197,7 @@ def test_one_seed_is_one_run_and_another_is_not() -> None:
             data=LinkSpec(delay_s=0.002, jitter_s=0.1),
             drafting=Curve(base_s=0.01),
         )
-        world = cluster.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.8, seed=1)])
+        world = World(cluster, LANGUAGE, [FakeDrafter(LANGUAGE, 0.8, seed=1)])
         for request in range(3):
             world.at(
                 0.03 * request,
@@ -230,9 +228,10 @@ def test_control_overtakes_data_and_shortens_what_runs() -> None:
                 trimmed += sum(len(command.rows) for command in handled.commands if isinstance(command, Trim))
 
         data = LinkSpec(delay_s=0.03)
-        world = small(
+        cluster = small(
             method="continuous", control=LinkSpec(delay_s=control_s), data=data, drafting=Curve(base_s=0.002)
-        ).build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.5, seed=2)], look)
+        )
+        world = World(cluster, LANGUAGE, [FakeDrafter(LANGUAGE, 0.5, seed=2)], look)
         world.at(0.0, ask(1, PROMPT, 60))
         world.run()
         assert (
@@ -258,7 +257,7 @@ def drafts(
             seen.append((handled.now_s, handled.event))
 
     cluster = small(method="continuous", drafting=drafting, boards=boards)
-    world = cluster.build(LANGUAGE, [FakeDrafter(LANGUAGE, 0.7, seed=seed) for seed in range(count)], look)
+    world = World(cluster, LANGUAGE, [FakeDrafter(LANGUAGE, 0.7, seed=seed) for seed in range(count)], look)
     world.at(0.0, ask(1, PROMPT, 30))
     world.run()
     (answer,) = world.answers[1]
@@ -343,9 +342,9 @@ class Bench:
     def __init__(self, said: dict[str, object] | None = None, link: LinkSpec | None = None) -> None:
         self.clock, self.done = Clock(), list[Drafted]()
         spec = DrafterDeviceSpec(drafters=(0,), link=link)
-        chance, drafters = random.Random(1), {0: SilentDrafter(said or {})}
+        chance, drafters = random.Random(1), [SilentDrafter(said or {})]
         self.device = DrafterDevice(
-            self.clock, spec, drafters, {0: PASS}, {0: RANKING}, self.done.append, chance=chance
+            self.clock, spec, drafters, [PASS], [RANKING], self.done.append, chance=chance
         )
 
     def give(self, job: int) -> None:
