@@ -7,12 +7,12 @@ synthetic model's prompts and answers are drawn by chance.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -99,8 +99,7 @@ def read_cases(
             f"a synthetic prompt has {PROMPT_TOKENS} tokens, which with {new_tokens} new ones is more than "
             f"the context of {context}"
         )
-    first = SYNTHETIC_TUNING if for_tuning else 0
-    count = experiment.limit or SYNTHETIC_PROMPTS
+    first, count = SYNTHETIC_TUNING if for_tuning else 0, experiment.limit or SYNTHETIC_PROMPTS
     return synthetic_cases(count, samplings, new_tokens, first, domains=domains, have_words=have_words)
 
 
@@ -119,16 +118,14 @@ def make_samplings(temperatures: Sequence[float], seeds: Sequence[int]) -> list[
 def warm_up_cases(cases: Sequence[PlainCase], count: int = WARM_UP_CASES) -> list[PlainCase]:
     """What heads learn from beforehand: `count` cases, evenly spaced from the first on, at each temperature,
     with the first seed."""
-    by_temperature: dict[float, list[PlainCase]] = {}
+    samplings: dict[float, Sampling] = {}
     for case in cases:
-        some = by_temperature.setdefault(case.sampling.temperature, [])
-        if not some or case.sampling == some[0].sampling:
-            some.append(case)
-    return [
-        some[at * len(some) // count]
-        for some in by_temperature.values()
-        for at in range(min(count, len(some)))
-    ]
+        samplings.setdefault(case.sampling.temperature, case.sampling)
+    found = []
+    for sampling in samplings.values():
+        some = [case for case in cases if case.sampling == sampling]
+        found += [some[at * len(some) // count] for at in range(min(count, len(some)))]
+    return found
 
 
 # ------------------------------------------------------------------------------------------ files of prompts
@@ -157,7 +154,7 @@ def of_each_domain(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     domains: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         domains.setdefault(prompt.domain, []).append(prompt)
-    turns = zip_longest(*domains.values())
+    turns = itertools.zip_longest(*domains.values())
     return [prompt for turn in turns for prompt in turn if prompt is not None][:count]
 
 
@@ -172,9 +169,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         # Nothing else ends a line of jsonl, though a text may hold what Python takes for one.
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(
-            f"{path}: expected a file of prompts, but it cannot be read ({why_unread(error)})"
-        ) from None
+        what = f"a file of prompts, but it cannot be read ({why_unread(error)})"
+        raise InputError(f"{path}: expected {what}") from None
     prompts = [_prompt(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise InputError(f"{path}: expected at least one prompt, got an empty file")
@@ -206,12 +202,10 @@ def _experiment_prompts(experiment: Experiment) -> list[Prompt]:
         some = read_prompts(path)
         for prompt_id, count in Counter(prompt.prompt_id for prompt in some).items():
             if count > 1:
-                raise InputError(
-                    f"{path}: question_id: expected each once, got {prompt_id!r:.80} {count} times"
-                )
+                expected = f"expected each once, got {prompt_id!r:.80} {count} times"
+                raise InputError(f"{path}: question_id: {expected}")
         if experiment.limit is not None:  # spread over domains: a file may hold one after the other
-            chosen = {prompt.prompt_id for prompt in of_each_domain(some, experiment.limit)}
-            some = [prompt for prompt in some if prompt.prompt_id in chosen]
+            some = sorted(of_each_domain(some, experiment.limit), key=some.index)
         if len(paths) > 1:
             some = [replace(each, prompt_id=f"{label} {each.prompt_id}") for each in some]
         prompts += some
@@ -250,77 +244,57 @@ def plain_cases(
                 "ask for fewer new tokens, or take shorter prompts"
             )
         encoded.append((prompt, ids))
-    answers = _Answers(files, new_tokens_max, advice.stop_ids, cache)
+    known = _read_answers(cache)
+    plain: StepByStep | None = None
+    depends = (files.fingerprint(), DTYPE, new_tokens_max, sorted(advice.stop_ids))
+    cases = []
     with progress("plain answers", len(encoded) * len(samplings)) as step:
         try:
-            cases = []
-            for sampling in samplings:
-                for prompt, ids in encoded:
-                    case = PlainCase(
-                        prompt_id=prompt.prompt_id,
-                        domain=prompt.domain,
-                        prompt=ids,
-                        sampling=sampling,
-                        new_tokens_max=new_tokens_max,
-                        stop_ids=advice.stop_ids,
-                        answer=answers.answer(ids, sampling),
-                    )
-                    cases.append(case)
-                    step("plain answers")
+            for sampling, (prompt, ids) in itertools.product(samplings, encoded):
+                key = json.dumps([*depends, as_dict(sampling), ids], separators=(",", ":"))
+                if key not in known:
+                    plain = plain or StepByStep.load(files, DTYPE)
+                    known[key] = list(plain.generate(ids, sampling, new_tokens_max, advice.stop_ids))
+                case = PlainCase(
+                    prompt_id=prompt.prompt_id,
+                    domain=prompt.domain,
+                    prompt=ids,
+                    sampling=sampling,
+                    new_tokens_max=new_tokens_max,
+                    stop_ids=advice.stop_ids,
+                    answer=tuple(known[key]),
+                )
+                cases.append(case)
+                step("plain answers")
         finally:
-            answers.save()
+            if cache is not None and plain is not None:
+                _write_answers(cache, known)
     return cases
 
 
 def count_answers(cache: Path) -> int:
     """How many answers a cache holds."""
-    return len(_read_answers(cache)) if cache.exists() else 0
+    return len(_read_answers(cache))
 
 
-class _Answers:
-    """Answers by what they depend on; the model is loaded with the first that is not there."""
-
-    def __init__(
-        self, files: ModelFiles, new_tokens_max: int, stop_ids: frozenset[int], cache: Path | None
-    ) -> None:
-        self._files = files
-        self._plain: StepByStep | None = None
-        self._fingerprint = files.fingerprint()
-        self._new_tokens_max = new_tokens_max
-        self._stop_ids = stop_ids
-        self._cache = cache
-        self._known = {} if cache is None or not cache.exists() else _read_answers(cache)
-
-    def answer(self, prompt: tuple[int, ...], sampling: Sampling) -> tuple[int, ...]:
-        limits_ = (self._new_tokens_max, sorted(self._stop_ids))
-        depends = [self._fingerprint, DTYPE, *limits_, as_dict(sampling), prompt]
-        key = json.dumps(depends, separators=(",", ":"))
-        if key not in self._known:
-            if self._plain is None:
-                self._plain = StepByStep.load(self._files, DTYPE)
-            tokens = self._plain.generate(prompt, sampling, self._new_tokens_max, self._stop_ids)
-            self._known[key] = list(tokens)
-        return tuple(self._known[key])
-
-    def save(self) -> None:
-        if self._cache is None or self._plain is None:
-            return
-        part = self._cache.with_name(f"{self._cache.name}.part")
-        try:
-            part.write_text(json.dumps(self._known), "utf-8")
-            os.replace(part, self._cache)
-        except OSError as error:
-            raise InputError(
-                f"{self._cache}: expected a file that can be written ({error.strerror})"
-            ) from None
-
-
-def _read_answers(cache: Path) -> dict[str, list[int]]:
+def _read_answers(cache: Path | None) -> dict[str, list[int]]:
+    """By what they depend on."""
+    if cache is None or not cache.exists():
+        return {}
     try:
         return decode_json(cache.read_bytes(), dict[str, list[int]])
     except (OSError, msgspec.DecodeError, Misfit, RecursionError):
         expected = "answers that an earlier run wrote, got something else"
         raise InputError(f"{cache}: expected {expected}; remove it") from None
+
+
+def _write_answers(cache: Path, known: dict[str, list[int]]) -> None:
+    part = cache.with_name(f"{cache.name}.part")
+    try:
+        part.write_text(json.dumps(known), "utf-8")
+        os.replace(part, cache)
+    except OSError as error:
+        raise InputError(f"{cache}: expected a file that can be written ({error.strerror})") from None
 
 
 # ------------------------------------------------------------------------------------------ synthetic ones

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence, Set
+from concurrent.futures import ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any
 
 from flowspec.bench.cases import PlainCase, warm_up_cases
-from flowspec.bench.drafters import Maker, OpenDrafter, VirtualDrafter, open_drafter
+from flowspec.bench.console import Step
+from flowspec.bench.drafters import Maker, OpenDrafter, open_drafter
 from flowspec.bench.experiment import SIMULATED, Experiment, Setup, Testbed
 from flowspec.bench.records import RESULTS, AnyRecord, Key, write_records
 from flowspec.bench.simulated import Drafters, Load, LoadedWorld, Run, run, shuffle_cases
@@ -36,20 +38,17 @@ COUNTED_EVERY_S = 0.2
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that end the command."""
 
-Step = Callable[[str, int], None]
-"""Called with what is done or under way, or nothing new, and how many records were finished."""
+Makers = dict[tuple[PlainCase, str, bool], Maker]
+"""Of a drafter for a case, by its name and whether it is coupled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What is asked, on some testbeds with some setups; what drafters say is computed once for all of these.
-    `number` is its place among the experiment's; the records of `done` keys are there, of a schedule perhaps
-    those of some steps."""
+    """What is asked, on some testbeds with some setups; what drafters say is computed once for all of
+    these."""
 
-    number: int
     asked: PlainCase | Load
     jobs: tuple[tuple[Testbed, Setup], ...]
-    done: frozenset[Key] = frozenset()
 
     @property
     def case(self) -> PlainCase:
@@ -60,25 +59,20 @@ class Work:
 # ------------------------------------------------------------------------------------------ what is to be run
 
 
-def works_of(
-    experiment: Experiment, cases: Sequence[PlainCase], done: frozenset[Key] = frozenset()
-) -> list[Work]:
+def works_of(experiment: Experiment, cases: Sequence[PlainCase], done: Set[Key] = frozenset()) -> list[Work]:
     """What is still to be run, by what is asked; where guesses cost next to nothing, also by testbed, so that
     all processes have work."""
     testbeds = experiment.testbeds
     groups = [(testbed,) for testbed in testbeds] if experiment.is_synthetic else [testbeds]
     works = []
-    for number, asked in enumerate(_all_asked(experiment, cases)):
-        for group in groups:
-            jobs = tuple(
-                (testbed, setup)
-                for testbed in group
-                for setup in experiment.setups
-                if setup.runs_on(testbed.name) and not done.issuperset(keys_of(testbed.name, setup, asked))
-            )
-            if jobs:
-                own = {key for testbed, setup in jobs for key in keys_of(testbed.name, setup, asked)}
-                works.append(Work(number=number, asked=asked, jobs=jobs, done=done & own))
+    for asked, group in itertools.product(_all_asked(experiment, cases), groups):
+        jobs = tuple(
+            (testbed, setup)
+            for testbed, setup in itertools.product(group, experiment.setups)
+            if setup.runs_on(testbed.name) and not done >= set(keys_of(testbed.name, setup, asked))
+        )
+        if jobs:
+            works.append(Work(asked=asked, jobs=jobs))
     return works
 
 
@@ -148,18 +142,24 @@ def run_simulated(
     """The records that are missing, in `jobs` processes, each with the engine that it `make`s (None: one that
     learns from the warm-up), and those that are `done`."""
     assert experiment.world == SIMULATED
-    works = works_of(experiment, cases, frozenset(record.key for record in done))
+    keys = frozenset(record.key for record in done)
+    works = works_of(experiment, cases, keys)
     make = make or partial(Engine, experiment, warm_up_cases(cases))
+    keep = partial(_keep_records, out / RESULTS, keys if experiment.is_load else frozenset())
+    jobs = max(1, min(jobs, len(works)))
     records = list(done)
-    with open_workers(
-        make,
-        max(1, min(jobs, len(works))),
-        kept=out / RESULTS,
-        on_record=lambda count: step("answers", count),
-    ) as run_all:
-        for _, some in run_all(Engine.records, works):
+    with open_workers(make, jobs, partial(step, "answers")) as run_all:
+        for some in run_all(keep, works):
             records += some
     return records
+
+
+def _keep_records(path: Path, done: Set[Key], engine: Engine, work: Work) -> Iterator[Sequence[AnyRecord]]:
+    """Without those of steps of a schedule that were there before."""
+    for some in engine.records(work):
+        new = [record for record in some if record.key not in done]
+        write_records(path, new)  # from now on no interruption takes them away
+        yield new
 
 
 class Engine:
@@ -175,14 +175,13 @@ class Engine:
         open_drafter: OpenDrafter = open_drafter,
     ) -> None:
         self.experiment = experiment
-        self._open_drafter = open_drafter
+        self._virtual = cache(partial(open_drafter, experiment))
         self._warm_up = warm_up
         self._keeps = keeps
-        self._makers: dict[tuple[PlainCase, str, bool], Maker] = {}
+        self._makers: Makers = {}
         # Passes of a model differ in the last bit with what is run together, so what is learnt first must not
         # depend on what came before.
-        self._warm_up_makers: dict[tuple[PlainCase, str, bool], Maker] = {}
-        self._virtual: dict[tuple[str, bool], VirtualDrafter] = {}
+        self._warm_up_makers: Makers = {}
         self._learnt: dict[tuple[str, str, float], Experience | None] = {}
 
     def records(self, work: Work) -> Iterator[Sequence[AnyRecord]]:
@@ -191,8 +190,8 @@ class Engine:
             if isinstance(work.asked, Load):
                 experience = self.learnt(testbed, setup, work.case.sampling.temperature)
                 drafters_of = partial(self.drafters, setup)
-                found = LoadedWorld(self.experiment, testbed, setup, work.asked, drafters_of, experience)
-                yield [record for record in found.records() if record.key not in work.done]
+                asked = LoadedWorld(self.experiment, testbed, setup, work.asked, drafters_of, experience)
+                yield asked.records()
             else:
                 yield [self.run(testbed, setup, work.asked).record]
         if not self._keeps:
@@ -210,26 +209,20 @@ class Engine:
         if key not in self._learnt:
             experience = None
             for case in (case for case in self._warm_up if case.sampling.temperature == temperature):
-                drafters = self._make(setup, case, self._warm_up_makers)
+                drafters = self.drafters(setup, case, self._warm_up_makers)
                 experience = run(self.experiment, testbed, setup, case, drafters, experience).experience
             self._learnt[key] = experience
         return copy.deepcopy(self._learnt[key])
 
-    def drafters(self, setup: Setup, case: PlainCase) -> Drafters:
+    def drafters(self, setup: Setup, case: PlainCase, makers: Makers | None = None) -> Drafters:
         """The setup's models beside the target for one case in one world."""
-        return self._make(setup, case, self._makers)
-
-    def _make(
-        self, setup: Setup, case: PlainCase, makers: dict[tuple[PlainCase, str, bool], Maker]
-    ) -> Drafters:
+        makers = self._makers if makers is None else makers
         coupled = setup.coupled or case.sampling.temperature == 0
         drafters = {}
         for name in self.experiment.drafters_of(setup):
-            if (name, coupled) not in self._virtual:
-                self._virtual[name, coupled] = self._open_drafter(self.experiment, name, coupled)
             key = (case, name, coupled)
             if key not in makers:
-                makers[key] = self._virtual[name, coupled](case)
+                makers[key] = self._virtual(name, coupled)(case)
             if (drafter := makers[key]()) is not None:
                 drafters[name] = drafter
         return drafters
@@ -238,87 +231,55 @@ class Engine:
 # ------------------------------------------------------------------------------------------ processes
 
 Records = Callable[[Engine, Work], Iterator[Sequence[AnyRecord]]]
-Workers = Callable[[Records, Sequence[Work]], Iterator[tuple[Work, list[Any]]]]
-"""Does work, and gives each with what came of it when it is there."""
+Workers = Callable[[Records, Sequence[Work]], Iterator[list[Any]]]
+"""Does work, and gives what came of each, in order."""
 
 
 @contextlib.contextmanager
 def open_workers(
-    make: Callable[[], Engine],
-    jobs: int,
-    *,
-    kept: Path | None = None,
-    on_record: Callable[[int], None] = lambda count: None,
+    make: Callable[[], Engine], jobs: int, on_record: Callable[[int], None] = lambda count: None
 ) -> Iterator[Workers]:
     """`jobs` processes for work of one experiment, or none for one job; an error and Ctrl-C end them at once.
-    `kept` is the file that gets each record the moment it is there; then `on_record` hears how many came."""
+    `on_record` hears how many records came."""
     if jobs == 1:
         engine = make()
-
-        def run_here(do: Records, works: Sequence[Work]) -> Iterator[tuple[Work, list[Any]]]:
-            for work in works:
-                yield work, _do(engine, kept, on_record, do, work)
-
-        yield run_here
+        yield lambda do, works: (_do(engine, on_record, do, work) for work in works)
         return
-    counter = get_context("spawn").Value("q", 0)
-    with open_pool(jobs, _start_worker, make, kept, counter) as pool:
+    counts = get_context("spawn").SimpleQueue()
+    with open_pool(jobs, _start_worker, make, counts.put) as pool:
 
-        def run_all(do: Records, works: Sequence[Work]) -> Iterator[tuple[Work, list[Any]]]:
-            running: dict[Future[list[Any] | FlowSpecError], Work] = {}
+        def run_all(do: Records, works: Sequence[Work]) -> Iterator[list[Any]]:
             with interrupted_later():
-                for work in works:
-                    running[pool.submit(_do_here, do, work)] = work
-            waiting = set(running)
-            counted = counter.get_obj().value  # a lock that a killed worker held would never be free
-            while waiting:
-                done, waiting = wait(waiting, COUNTED_EVERY_S, FIRST_COMPLETED)
-                if count := counter.get_obj().value - counted:
-                    counted += count
-                    on_record(count)
-                for future in done:
-                    result = future.result()
-                    if isinstance(result, FlowSpecError):
-                        raise result
-                    yield running[future], result
+                futures = [pool.submit(_do_here, do, work) for work in works]
+            for future in futures:
+                while not future.done() or not counts.empty():
+                    wait([future], COUNTED_EVERY_S)
+                    while not counts.empty():
+                        on_record(counts.get())
+                yield future.result()
 
         yield run_all
 
 
-def _do(
-    engine: Engine, kept: Path | None, on_record: Callable[[int], None], do: Records, work: Work
-) -> list[Any]:
+def _do(engine: Engine, on_record: Callable[[int], None], do: Records, work: Work) -> list[Any]:
     records: list[Any] = []
     for some in do(engine, work):
-        if kept is not None:
-            write_records(kept, some)  # from now on no interruption takes them away
         records += some
         on_record(len(some))
     return records
 
 
-_here: Callable[[Records, Work], list[Any]] | None = None
+_do_in_worker: Callable[[Records, Work], list[Any]]
 """Of this worker process."""
 
 
-def _start_worker(make: Callable[[], Engine], kept: Path | None, counter: Any) -> None:
-    """Makes a process ready for work, which adds to what all of them have finished."""
-
-    def add(count: int) -> None:
-        with counter.get_lock():
-            counter.value += count
-
-    global _here
-    _here = partial(_do, make(), kept, add)
+def _start_worker(make: Callable[[], Engine], on_record: Callable[[int], None]) -> None:
+    global _do_in_worker
+    _do_in_worker = partial(_do, make(), on_record)
 
 
-def _do_here(do: Records, work: Work) -> list[Any] | FlowSpecError:
-    """What comes of work, or why nothing does."""
-    assert _here is not None, "the worker was not started"
-    try:
-        return _here(do, work)
-    except FlowSpecError as error:
-        return error
+def _do_here(do: Records, work: Work) -> list[Any]:
+    return _do_in_worker(do, work)
 
 
 @contextlib.contextmanager
@@ -330,7 +291,7 @@ def open_pool(
 
     Raises `FlowSpecError` when one of them ends before its work is done.
     """
-    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (prepare, given))
+    pool = ProcessPoolExecutor(jobs, get_context("spawn"), _start, (prepare, *given))
     try:
         yield pool
     except BaseException as error:  # also Ctrl-C: no process outlives the work
@@ -365,7 +326,7 @@ def interrupted_later() -> Iterator[None]:
         signal.raise_signal(came[0])
 
 
-def _start(prepare: Callable[..., None] | None, given: tuple[Any, ...]) -> None:
+def _start(prepare: Callable[..., None] | None, *given: Any) -> None:
     """Makes a process ready for work; it does not outlive its parent."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if prepare is not None:

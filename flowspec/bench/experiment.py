@@ -7,8 +7,9 @@ is one line with file, table, key and what was expected.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -21,7 +22,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
 from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.kinds import NONE
-from flowspec.errors import InputError, meant
+from flowspec.errors import InputError, counted, meant
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import ModelShape, find_shape
@@ -57,11 +58,11 @@ SYNTHETIC = "synthetic"
 FIXED, AUTO = "fixed", "auto"
 OURS = DEFAULT
 AR = WITHOUT_GUESSES
-SHIPPED_PROMPTS, UNSEEN_PROMPTS, TUNING_PROMPTS = "shipped", "shipped-unseen", "shipped-tuning"
+SHIPPED_PROMPTS, TUNING_PROMPTS = "shipped", "shipped-tuning"
 PROMPT_FILES = {
     SHIPPED_PROMPTS: "bench.jsonl",
     TUNING_PROMPTS: "bench-tuning.jsonl",
-    UNSEEN_PROMPTS: "bench-unseen.jsonl",
+    "shipped-unseen": "bench-unseen.jsonl",
 }
 USERS_MAX = limits.CONVERSATIONS_MAX // 2
 """Of a load: beside the answers under way the head remembers those that it is about to forget."""
@@ -108,14 +109,12 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterPlacement:
-    """Where some models beside the target run, by name, and what their passes are timed as; `device` and
-    `link` are None for the head's board."""
+    """Where some models beside the target run, by name, and what their passes are timed as; without a
+    `device` on the head's board."""
 
     models: tuple[str, ...]
     shape: ModelShape
-    precision: str
     device: DeviceProfile | None = None
-    link: LinkSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,8 +164,7 @@ class LoadStep(Table, frozen=True, kw_only=True):
     def label(self) -> str:
         """`4 users, of-code 8 times as slow`."""
         slow = [f"{name} {factor:g} times as slow" for name, factor in self.slow.items() if factor != 1]
-        count = f"{self.users} user{'s' * (self.users != 1)}"
-        return ", ".join([count, *slow, *(f"{name} lost" for name in self.lost)])
+        return ", ".join([counted(self.users, "user"), *slow, *(f"{name} lost" for name in self.lost)])
 
 
 class Settings(Table, frozen=True, kw_only=True):
@@ -231,43 +229,21 @@ def drafters_max(method: str) -> int:
 # ------------------------------------------------------------------------------------------ the file
 
 
-class LinkTable(Table, frozen=True, kw_only=True):
-    """A table that says what a link is."""
-
-    bandwidth_mbps: Positive
-    latency_ms: NotNegative = 0.0
-    jitter_ms: NotNegative = 0.0
-
-    @property
-    def link(self) -> LinkSpec:
-        return LinkSpec(
-            bandwidth_mbps=self.bandwidth_mbps,
-            delay_s=self.latency_ms / 1000,
-            jitter_s=self.jitter_ms / 1000,
-        )
-
-
-class BoardTable(LinkTable, frozen=True, kw_only=True):
-    """A table [[testbed.drafters]]: a board with a link of its own or like the testbed's others, or without
-    `device` the head's."""
+class BoardTable(Table, frozen=True, kw_only=True):
+    """A table [[testbed.drafters]]: a board, or without `device` the head's."""
 
     models: Texts
     device: Text | None = None
     shape: Text | None = None
-    precision: Annotated[str, among(PRECISION_BYTES)] | None = None
-    bandwidth_mbps: Positive = 0.0
-    """As the testbed's links."""
-
-    def __post_init__(self) -> None:
-        has_link = self.bandwidth_mbps or self.latency_ms or self.jitter_ms
-        expect(bool(self.device or not has_link), "device", NOTHING, "a board for the link that is described")
-        expect(bool(self.bandwidth_mbps or not has_link), "bandwidth_mbps", NOTHING, "a number above 0")
 
 
-class TestbedTable(LinkTable, frozen=True, kw_only=True):
+class TestbedTable(Table, frozen=True, kw_only=True):
     name: Text
     devices: Texts
     head: Text | None = None
+    bandwidth_mbps: Positive
+    latency_ms: NotNegative = 0.0
+    jitter_ms: NotNegative = 0.0
     shape: Text
     drafter_shape: Text | None = None
     drafters: Annotated[tuple[BoardTable, ...], some_tables("testbed.drafters")] = ()
@@ -371,9 +347,11 @@ def find_experiment(name: str) -> Path:
 def read_experiment(path: Path, kind: type[ExperimentFile] = ExperimentFile) -> Experiment:
     """Reads an experiment; raises `InputError` naming file, table, key and what was expected."""
     file = read_toml(path, kind, "an experiment")
-    drafters = file.all_drafters
+    drafters, testbeds = file.all_drafters, []
     with at(path):
-        testbeds = [_testbed(number, each, path, drafters) for number, each in enumerate(file.testbed, 1)]
+        for number, table in enumerate(file.testbed, 1):
+            with at(f"testbed {number}"):
+                testbeds.append(_testbed(table, path.parent, drafters))
         names = [testbed.name for testbed in testbeds]
         check_once("testbed", names)
         setups = [Setup(name=name, method=name) for name in file.methods]
@@ -417,79 +395,63 @@ def check_once(key: str, names: Sequence[str]) -> None:
 
 def _check_setups(setups: Sequence[Setup]) -> None:
     """A name may come twice, with other parameters, as long as the testbeds differ."""
-    for number, setup in enumerate(setups):
-        for other in setups[:number]:
-            is_apart = other.testbeds and setup.testbeds and set(other.testbeds).isdisjoint(setup.testbeds)
-            if other.name == setup.name and not is_apart:
-                raise Misfit(("method",), "each name once on a testbed", Told(f"{setup.name!r:.80} twice"))
+    for one, other in itertools.combinations(setups, 2):
+        is_apart = one.testbeds and other.testbeds and set(one.testbeds).isdisjoint(other.testbeds)
+        is_right = one.name != other.name or bool(is_apart)
+        expect(is_right, "method", Told(f"{one.name!r:.80} twice"), "each name once on a testbed")
 
 
-def _named(key: str, find: Callable[[str], T], name: str, experiment: Path) -> T:
-    """What a name at a key stands for: that of a file beside the experiment, or of something shipped."""
-    with at(key):
-        return find(str(experiment.parent / name) if name.endswith(".toml") else name)
+def _testbed(table: TestbedTable, folder: Path, drafters: Sequence[str]) -> Testbed:
+    def find(key: str, find_named: Callable[[str], T], name: str) -> T:
+        """What a name at a key stands for: that of a file in the folder, or of something shipped."""
+        with at(key):
+            return find_named(str(folder / name) if name.endswith(".toml") else name)
 
-
-def _testbed(number: int, table: TestbedTable, experiment: Path, drafters: Sequence[str]) -> Testbed:
-    with at(f"testbed {number}"):
-        devices = counted_profiles(table.devices, experiment)
-        shape = _named("shape", find_shape, table.shape, experiment)
-        drafter_shape = table.drafter_shape or f"eagle-{shape.name}"
-        testbed = Testbed(
-            name=table.name,
-            devices=devices,
-            head=devices[0] if table.head is None else _named("head", find_profile, table.head, experiment),
-            link=table.link,
-            shape=shape,
-            drafter_shape=_named("drafter_shape", find_shape, drafter_shape, experiment),
-            precision=table.precision,
-            slowdown=table.slowdown,
-            head_slowdown=table.head_slowdown or table.slowdown,
-            head_s=table.head_ms / 1000,
-        )
-        boards = []
-        for place, each in enumerate(table.drafters, 1):
-            with at(f"drafters {place}"):
-                boards.append(_board(each, experiment, testbed, drafters))
-        testbed = replace(testbed, boards=tuple(boards))
-        with at("devices"):
-            assert testbed.layers
-        with at("precision"):
-            for device in (*devices, testbed.head):
-                device.rates(testbed.precision)
-        with at("drafters"):
-            check_once("models", [name for board in testbed.boards for name in board.models])
-    return testbed
-
-
-def _board(
-    table: BoardTable, experiment: Path, testbed: Testbed, drafters: Sequence[str]
-) -> DrafterPlacement:
-    expected = f"names among the experiment's drafters {', '.join(drafters)}"
-    expect(set(table.models) <= set(drafters), "models", table.models, expected)
-    device = None if table.device is None else _named("device", find_profile, table.device, experiment)
-    assert testbed.drafter_shape is not None, "an experiment's testbed times its drafter"
-    board = DrafterPlacement(
-        models=table.models,
-        shape=_named("shape", find_shape, table.shape or testbed.drafter_shape.name, experiment),
-        precision=table.precision or testbed.precision,
-        device=device,
-        link=None if device is None else table.link if table.bandwidth_mbps else testbed.link,
-    )
-    with at("precision"):
-        (device or testbed.head).rates(board.precision)
-    return board
-
-
-def counted_profiles(texts: Sequence[str], experiment: Path) -> tuple[DeviceProfile, ...]:
-    """Of `raspberry-pi-5` or `8 x raspberry-pi-5` in a list, one for each device."""
-    profiles: list[DeviceProfile] = []
-    for text in texts:
+    devices: list[DeviceProfile] = []
+    for text in table.devices:  # `raspberry-pi-5` or `8 x raspberry-pi-5`
         count, times, name = text.partition(" x ")
         is_right = not times or (count.isdecimal() and 1 <= int(count) <= STAGES_MAX)
         expect(is_right, "devices", text, 'names such as "jetson-orin-nano" or "4 x jetson-orin-nano"')
-        profiles += [_named("devices", find_profile, name or text, experiment)] * int(count if times else 1)
-    return tuple(profiles)
+        devices += [find("devices", find_profile, name or text)] * int(count if times else 1)
+    head = devices[0] if table.head is None else find("head", find_profile, table.head)
+    shape = find("shape", find_shape, table.shape)
+    drafter_shape = find("drafter_shape", find_shape, table.drafter_shape or f"eagle-{shape.name}")
+    boards = []
+    for number, board in enumerate(table.drafters, 1):
+        with at(f"drafters {number}"):
+            expected = f"names among the experiment's drafters {', '.join(drafters)}"
+            expect(set(board.models) <= set(drafters), "models", board.models, expected)
+            placement = DrafterPlacement(
+                models=board.models,
+                shape=drafter_shape if board.shape is None else find("shape", find_shape, board.shape),
+                device=None if board.device is None else find("device", find_profile, board.device),
+            )
+            boards.append(placement)
+    with at("drafters"):
+        check_once("models", [name for board in boards for name in board.models])
+    with at("precision"):
+        for device in (*devices, head, *(board.device for board in boards if board.device)):
+            device.rates(table.precision)
+    testbed = Testbed(
+        name=table.name,
+        devices=tuple(devices),
+        head=head,
+        link=LinkSpec(
+            bandwidth_mbps=table.bandwidth_mbps,
+            delay_s=table.latency_ms / 1000,
+            jitter_s=table.jitter_ms / 1000,
+        ),
+        shape=shape,
+        drafter_shape=drafter_shape,
+        precision=table.precision,
+        slowdown=table.slowdown,
+        head_slowdown=table.head_slowdown or table.slowdown,
+        head_s=table.head_ms / 1000,
+        boards=tuple(boards),
+    )
+    with at("devices"):
+        assert testbed.layers
+    return testbed
 
 
 def _setups(
@@ -513,17 +475,25 @@ def _setup(data: dict[str, Any], drafters: Sequence[str]) -> Setup:
     method = find_method(name)
     table = fit(data, _table_of(name))
     options = {each.name: getattr(table, each.name) for each in method.parameters if each.name in data}
-    chosen = _chosen_drafters(table, name, drafters)
-    if table.chain is not None and method.takes_chain:
-        options[CHAIN] = None if table.chain == AUTO else tuple(range(len(chosen or ())))
+    chain = "" if table.chain is None else AUTO if table.chain == AUTO else FIXED
+    chosen: Sequence[str] | None = table.chain if isinstance(table.chain, list) else table.drafters
+    if chosen is None:
+        chosen = drafters if chain else None
+    else:
+        most = drafters_max(name)
+        expected = f"at most {most} of the experiment's drafters {', '.join(drafters)}, each once"
+        is_right = set(chosen) <= set(drafters) and len(set(chosen)) == len(chosen) <= most
+        expect(is_right, CHAIN if chain == FIXED else "drafters", chosen, expected)
+    if chain and method.takes_chain:
+        options[CHAIN] = None if chain == AUTO else tuple(range(len(chosen or ())))
     return Setup(
         name=table.name,
         method=name,
         options=options,
         coupled=table.coupled,
         published=table.published,
-        drafters=chosen,
-        chain="" if table.chain is None else AUTO if table.chain == AUTO else FIXED,
+        drafters=None if chosen is None else tuple(chosen),
+        chain=chain,
         testbeds=table.testbeds,
     )
 
@@ -541,18 +511,6 @@ def _table_of(method: str) -> type[MethodTable]:
         method, fields, bases=(MethodTable,), frozen=True, kw_only=True, forbid_unknown_fields=True
     )
     return cast(type[MethodTable], made)
-
-
-def _chosen_drafters(table: MethodTable, method: str, drafters: Sequence[str]) -> tuple[str, ...] | None:
-    """The drafters that a setup names: those of `drafters`, or of a `chain`, which may be empty, or `auto`
-    for a choice among all of them."""
-    key, names = ("drafters", table.drafters) if table.chain in (None, AUTO) else (CHAIN, table.chain)
-    if names is None:
-        return None if table.chain is None else tuple(drafters)
-    most = drafters_max(method)
-    expected = f"at most {most} of the experiment's drafters {', '.join(drafters)}, each once"
-    expect(set(names) <= set(drafters) and len(set(names)) == len(names) <= most, key, names, expected)
-    return tuple(names)
 
 
 def check_names(flag: str, names: Sequence[str], known: Sequence[str], between: str = "; ") -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import mean, stdev
 
-from flowspec.bench.cases import PROMPT_TOKENS, PlainCase, synthetic_cases
+from flowspec.bench.cases import PROMPT_TOKENS, synthetic_cases
 from flowspec.bench.drafters import DrafterForEach, Synthetic
 from flowspec.bench.experiment import AR, OURS, SYNTHETIC, Setup, Testbed
 from flowspec.bench.simulated import Drafters, run_many, sampling_curve, stage_curves
@@ -18,8 +16,7 @@ from flowspec.errors import FlowSpecError
 from flowspec.plan.cost import row_bytes
 from flowspec.plan.partition import HEADER_BYTES, NODE_BYTES, Partition
 from flowspec.plan.planner import Plan
-from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.sites import PlanRequest, Site
+from flowspec.plan.sites import PlanRequest
 from flowspec.plan.timing import slowest
 
 WARM_UP_TOKENS = 16
@@ -33,80 +30,62 @@ PROMPTS = (512, 4000, 16000)
 def testbed_of(request: PlanRequest, plan: Plan) -> Testbed:
     """The plan's devices; those that share their cores are slowed as the planner supposes."""
     arrangement, partition = plan.split.arrangement, Partition(request)
-    drafter = None if request.drafter is None else request.drafter.shape
-
-    def profile(place: Site) -> DeviceProfile:
-        return place.profile.slowed(partition.slowdown(arrangement, place))
-
+    *devices, head = (
+        place.profile.slowed(partition.slowdown(arrangement, place))
+        for place in (*arrangement.order, arrangement.head)
+    )
     return Testbed(
         name=request.shape.name,
-        devices=tuple(profile(place) for place in arrangement.order),
-        head=profile(arrangement.head),
+        devices=tuple(devices),
+        head=head,
         link=request.network.default,
         shape=request.shape,
-        drafter_shape=drafter,
+        drafter_shape=None if request.drafter is None else request.drafter.shape,
         precision=arrangement.precision,
         split=plan.split.layers,
         hops=tuple(partition.hops(arrangement)),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """Answers in virtual time: tokens and seconds of each from the first token on; of several users, while
-    all have begun and none is done."""
-
-    tokens: tuple[int, ...]
-    seconds: tuple[float, ...]
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(self.tokens) / sum(self.seconds)
-
-    @property
-    def error(self) -> float:
-        """The standard error of the rate, as a share of it; 0 for a single answer, as one without guesses
-        is."""
-        if len(self.tokens) < 2:
-            return 0.0
-        each_s = [seconds / tokens for seconds, tokens in zip(self.seconds, self.tokens, strict=True)]
-        return stdev(each_s) / mean(each_s) / math.sqrt(len(each_s))
-
-
-def simulated(request: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int) -> Simulated:
-    """So many balanced answers (`bench.synthetic`) on a plan, from case `first` on, by its method.
+def simulated(
+    request: PlanRequest, plan: Plan, *, answers: int, tokens: int, first: int
+) -> tuple[float, float]:
+    """Tokens per second of so many balanced answers on a plan, from case `first` on, by its method, each
+    from the first token on, and of several users while all have begun and none is done; and the standard
+    error as a share of that, 0 for a single answer.
 
     Like a session that has answered before: each answer begins with the costs that the one before it learnt.
     Prompts are as long as to have the request's typical context in the middle of an answer.
     """
-    prompt = max(PROMPT_TOKENS, request.typical_context - tokens // 2)
-    testbed = testbed_of(request, plan)
-    setup = Setup(name="planned", method=OURS if plan.guesses else AR)
-    if not plan.guesses:
-        answers, tokens = 1, min(tokens, PLAIN_TOKENS * request.users)
+    prompt, users = max(PROMPT_TOKENS, request.typical_context - tokens // 2), request.users
+    testbed, guessing = testbed_of(request, plan), request.drafter if plan.guesses else None
+    setup = Setup(name="planned", method=OURS if guessing else AR)
+    counts = {-1: WARM_UP_TOKENS} | dict.fromkeys(range(answers), tokens)
     experience = None
     made, spent_s = [], []
-    for number in range(-1 if plan.guesses else 0, answers):
-        count = WARM_UP_TOKENS if number < 0 else tokens
-        cases = synthetic_cases(
-            request.users, [Sampling()], count, first + (1 + number) * request.users, prompt
-        )
-        world = run_many(testbed, setup, cases, _drafters(request, plan, cases), prompt + count, experience)
-        experience = world.head.experience() if plan.guesses else None
-        given = [world.answers[each][0] for each in range(len(cases))]
+    for number, count in counts.items() if guessing else [(0, min(tokens, PLAIN_TOKENS * users))]:
+        cases = synthetic_cases(users, [Sampling()], count, first + (1 + number) * users, prompt)
+        drafters: Drafters = {}
+        if guessing:
+            context, acceptance = prompt + count, guessing.acceptance
+            each = [Synthetic(case, context, acceptance, balanced=True).drafter() for case in cases]
+            drafters = {SYNTHETIC: DrafterForEach(each)}
+        world = run_many(testbed, setup, cases, drafters, prompt + count, experience)
+        experience = world.head.experience()
+        given = [world.answers[user][0] for user in range(users)]
         for case, answer in zip(cases, given, strict=True):
             if answer.end is None or not case.is_answered_by(tuple(answer.tokens), answer.end.reason):
                 raise FlowSpecError(
                     f"{request.shape.name} on {len(plan.stages)} devices: the answer is not the plain one"
                 )
         if number >= 0:
-            first_s, last_s = (
-                max(answer.times_s[0] for answer in given),
-                min(answer.times_s[-1] for answer in given),
-            )
+            first_s = max(answer.times_s[0] for answer in given)
+            last_s = min(answer.times_s[-1] for answer in given)
             made.append(sum(first_s <= at_s <= last_s for answer in given for at_s in answer.times_s) - 1)
             spent_s.append(last_s - first_s)
-    return Simulated(tokens=tuple(made), seconds=tuple(spent_s))
+    token_s = [seconds / tokens for seconds, tokens in zip(spent_s, made, strict=True)]
+    error = stdev(token_s) / mean(token_s) / math.sqrt(len(token_s)) if len(token_s) > 1 else 0.0
+    return sum(made) / sum(spent_s), error
 
 
 def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:
@@ -131,12 +110,3 @@ def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:
             stage_free_s[index] = at_s
     back_s = links[-1].delay_s + links[-1].transfer_s(HEADER_BYTES) + testbed.head_s
     return at_s + sampling_curve(testbed).seconds(1) + back_s
-
-
-def _drafters(request: PlanRequest, plan: Plan, cases: Sequence[PlainCase]) -> Drafters:
-    if not plan.guesses:
-        return {}
-    assert request.drafter is not None, "a plan with guesses without a drafter"
-    acceptance, context = request.drafter.acceptance, len(cases[0].prompt) + cases[0].new_tokens_max
-    each = [Synthetic(case, context, acceptance, balanced=True).drafter() for case in cases]
-    return {SYNTHETIC: DrafterForEach(each)}

@@ -1,20 +1,16 @@
 """What is kept of a run: a line of JSON for each answer or load, the same from every world, in a folder that
-knows whose it is.
-
-Knows nothing of how an answer was got, and of what went over the links.
-"""
+knows whose it is."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-import msgspec
 from msgspec import to_builtins
 
 from flowspec.bench.cases import PlainCase
@@ -24,7 +20,7 @@ from flowspec.errors import InputError
 from flowspec.folders import why_unread
 from flowspec.plan.tables import among
 from flowspec.validation import Document, Misfit, fit
-from flowspec.watch.trips import Trip
+from flowspec.watch.trips import Trip, trip_of
 
 EXACT, WRONG = "exact", "wrong"
 """How an answer agrees with plain decoding's: all tokens are equal, or not."""
@@ -154,44 +150,27 @@ R = TypeVar("R", Record, LoadRecord)
 # ------------------------------------------------------------------------------------------ of an answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """The drafter at work."""
-
-    started_s: float
-    ended_s: float
-
-
 @dataclass(slots=True)
 class Trace:
-    """What happened when in one answer, as the head of any world sees it; `watch` is given every event of the
-    head with the commands it led to."""
+    """What happened when in one answer; `watch` is given every event of the head with the commands it led
+    to."""
 
     trips: list[Trip] = field(default_factory=list)
-    passes: list[Pass] = field(default_factory=list)
+    passes: list[Drafted] = field(default_factory=list)
     commits: list[tuple[float, int]] = field(default_factory=list)
 
     def watch(self, event: HeadEvent, commands: Sequence[HeadCommand], now_s: float) -> None:
         if isinstance(event, Drafted):
-            self.passes.append(Pass(started_s=event.started_s, ended_s=event.ended_s))
+            self.passes.append(event)
         for command in commands:
             if isinstance(command, SegmentTimed):
-                trip = Trip(
-                    segment=command.segment,
-                    rows=command.rows,
-                    sent_s=command.sent_s,
-                    back_s=now_s,
-                    hops=command.hops,
-                )
-                self.trips.append(trip)
+                self.trips.append(trip_of(command, now_s))
             elif isinstance(command, Emit):
                 self.commits.append((now_s, len(command.tokens)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Slots:
-    """What a slot cost in an answer: `tau_s` of the slowest stage or link, `trip_s` of a trip through empty
-    stages."""
+class Slots(NamedTuple):
+    """What a slot of the slowest stage cost in an answer, and a trip through empty stages."""
 
     tau_s: float
     trip_s: float
@@ -202,33 +181,9 @@ def slots_of(trips: Sequence[Trip]) -> Slots | None:
     full = [trip for trip in trips if trip.hops and all(hop.rows for hop in trip.hops)]
     if not full:
         return None
-    count = len(full)
-    stages = [
-        sum(trip.hops[at].compute_s + trip.hops[at].own_s for trip in full) / count
-        for at in range(len(full[0].hops))
-    ]
-    link_s = sum(trip.link_s for trip in full) / count
-    return Slots(tau_s=max(stages), trip_s=sum(stages) + link_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FinishedAnswer:
-    """An answer without its stop token, in instants of its world's clock; `report` is that of
-    `core.head.statistics`."""
-
-    tokens: tuple[int, ...]
-    reason: str
-    submitted_s: float
-    first_s: float
-    last_s: float
-    report: Mapping[str, Any]
-    trace: Trace
-    arithmetic: str = ""
-
-    @property
-    def whole_s(self) -> float:
-        """From the question to the last token."""
-        return self.last_s - self.submitted_s
+    by_stage = zip(*(trip.hops for trip in full), strict=True)
+    stages = [sum(hop.compute_s + hop.own_s for hop in hops) / len(full) for hops in by_stage]
+    return Slots(max(stages), sum(stages) + sum(trip.link_s for trip in full) / len(full))
 
 
 def record_of(
@@ -236,17 +191,21 @@ def record_of(
     testbed: str,
     setup: Setup,
     case: PlainCase,
-    answer: FinishedAnswer,
+    trace: Trace,
+    report: Mapping[str, Any],
     *,
-    repeat: int = 0,
-    network_bytes: int,
-    energy_j: float,
-    events: int = 0,
-    digest: str,
+    tokens: Sequence[int],
+    reason: str,
+    asked_s: float,
+    first_s: float,
+    last_s: float,
+    **more: Any,
 ) -> Record:
-    """What is kept of an answer; what slots cost in it is counted from its first token on."""
-    report, first_s, last_s = answer.report, answer.first_s, answer.last_s
-    slots = slots_of([trip for trip in answer.trace.trips if first_s <= trip.sent_s <= last_s])
+    """What is kept of an answer, whose `tokens` have no stop token and whose `report` is that of
+    `core.head.statistics`; what slots cost in it is counted from its first token on. `more` are fields of the
+    record that only its world knows."""
+    trips = [trip for trip in trace.trips if first_s <= trip.sent_s <= last_s]
+    tau_s, trip_s = slots_of(trips) or (0.0, 0.0)
     return Record(
         experiment=experiment.name,
         world=experiment.world,
@@ -256,27 +215,22 @@ def record_of(
         domain=case.domain,
         temperature=case.sampling.temperature,
         seed=case.sampling.seed,
-        repeat=repeat,
-        new_tokens=len(answer.tokens),
-        finish_reason=answer.reason,
-        agreement=agreement_of(case, answer.tokens, answer.reason),
+        new_tokens=len(tokens),
+        finish_reason=reason,
+        agreement=agreement_of(case, tokens, reason),
         decode_s=last_s - first_s,
-        time_to_first_token_s=first_s - answer.submitted_s,
-        tokens_per_s=(len(answer.tokens) - 1) / (last_s - first_s) if last_s > first_s else 0.0,
+        time_to_first_token_s=first_s - asked_s,
+        tokens_per_s=(len(tokens) - 1) / (last_s - first_s) if last_s > first_s else 0.0,
         S=report["tokens_per_commit"],
         rho=report["share_in_flight"],
         acceptance=report["acceptance_length"],
         stage_busy=report["stage_busy"],
         dropped_rows=report["rows_dropped"],
         rows=report["rows_computed"],
-        network_bytes=network_bytes,
-        energy_j=energy_j,
-        tau_s=slots.tau_s if slots else 0.0,
-        trip_s=slots.trip_s if slots else 0.0,
+        tau_s=tau_s,
+        trip_s=trip_s,
         chains=list(report.get("chains", ())),
-        events=events,
-        digest=digest,
-        arithmetic=answer.arithmetic,
+        **more,
     )
 
 
@@ -288,17 +242,12 @@ def energy_of(
 ) -> float:
     """What all boards take in `whole_s`, of which they compute for so long: stages, the head (None), and
     drafters' boards by number."""
-    stages_j = sum(
-        device.energy_j(whole_s, busy_s)
-        for device, busy_s in zip(testbed.devices, stages_busy_s, strict=True)
-    )
+    stages = zip(testbed.devices, stages_busy_s, strict=True)
     places = {None: testbed.head} | {number: board.device for number, board in enumerate(testbed.boards)}
-    drafters_j = sum(
-        device.energy_j(whole_s, drafters_busy_s.get(number, 0.0))
-        for number, device in places.items()
-        if device is not None
+    drafters = [(device, drafters_busy_s.get(place, 0.0)) for place, device in places.items() if device]
+    return sum(
+        sum(device.energy_j(whole_s, busy_s) for device, busy_s in boards) for boards in (stages, drafters)
     )
-    return stages_j + drafters_j
 
 
 # ------------------------------------------------------------------------------------------ the folder
@@ -311,20 +260,14 @@ def write_records(path: Path, records: Sequence[Any]) -> None:
     try:
         with path.open("a+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, or its process has ended
-            _remove_half_line(file)
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - 1))
+            if end and file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
             file.write(lines.encode())
     except OSError as error:
         raise InputError(f"{path}: expected a file that can be written ({error.strerror})") from None
-
-
-def _remove_half_line(file: BinaryIO) -> None:
-    end = file.seek(0, os.SEEK_END)
-    if end == 0:
-        return
-    file.seek(end - 1)
-    if file.read(1) != b"\n":
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_records(path: Path, kind: type[R]) -> list[R]:
@@ -345,25 +288,24 @@ def open_folder(experiment: Experiment, out: Path, command: str = "") -> None:
     """Makes the folder, or finds that what it holds is of this experiment, which may come back with more
     methods than it had; raises `InputError` if it is of another. `command` is kept with a new one, for
     whoever wants to go on with it."""
-    new = json.loads(json.dumps(msgspec.to_builtins(experiment, enc_hook=str)))
+    new, known = json.loads(json.dumps(to_builtins(experiment, enc_hook=str))), None
     path = out / EXPERIMENT
     try:
         out.mkdir(parents=True, exist_ok=True)
-        known = _read_experiment(path) if (out / RESULTS).exists() else None
-        before = "" if known is None else str(known.pop(COMMAND, ""))
-        difference = None if known is None else _experiment_difference(known, new)
-        if difference is not None:
-            how = f"go on with those by: {before}" if before else "give the same flags as then"
-            raise InputError(
-                f"--out: {out} holds results of another experiment ({difference}); {how}; or begin anew: "
-                "give another --out, or remove the folder"
-            )
+        if (out / RESULTS).exists():
+            known = _read_experiment(path)
+            before = known.pop(COMMAND, "")
+            if difference := next(_experiment_differences(known, new), None):
+                how = f"go on with those by: {before}" if before else "give the same flags as then"
+                raise InputError(
+                    f"--out: {out} holds results of another experiment ({difference}); {how}; or begin anew: "
+                    "give another --out, or remove the folder"
+                )
         if known != new:
             path.write_text(json.dumps({COMMAND: command, **new}, indent=1), "utf-8")
     except OSError as error:
-        raise InputError(
-            f"--out: expected a folder that can be written, got {out} ({error.strerror})"
-        ) from None
+        got = f"{out} ({error.strerror})"
+        raise InputError(f"--out: expected a folder that can be written, got {got}") from None
 
 
 def _read_experiment(path: Path) -> dict[str, Any]:
@@ -379,31 +321,30 @@ def _read_experiment(path: Path) -> dict[str, Any]:
     )
 
 
-def _experiment_difference(known: dict[str, Any], new: dict[str, Any]) -> str | None:
+def _experiment_differences(known: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     """What of a known experiment is not so in the new one; more methods are none."""
     for key in ("name", "world", "model"):  # another one of these explains all other differences
-        if known.get(key) != new.get(key):
-            return f"{key}: expected {_format(known.get(key))}, got {_format(new.get(key))}"
+        yield from _differences(known.get(key), new.get(key), key)
     old_setups, new_setups = (
         {f"{setup['name']} {setup['testbeds'] or ''}": setup for setup in each["setups"]}
         for each in (known, new)
     )
     if not old_setups.keys() <= new_setups.keys():
         names = [dict.fromkeys(each["name"] for each in some.values()) for some in (old_setups, new_setups)]
-        return "methods: expected " + ", got ".join(map(", ".join, names))
-    common = {name: new_setups[name] for name in old_setups}
-    return _first_difference(known | {"setups": old_setups}, new | {"setups": common})
+        yield "methods: expected " + ", got ".join(map(", ".join, names))
+    common = {name: setup for name, setup in new_setups.items() if name in old_setups}
+    yield from _differences(known | {"setups": old_setups}, new | {"setups": common})
 
 
-def _first_difference(known: Any, new: Any, where: str = "") -> str | None:
+def _differences(known: Any, new: Any, where: str = "") -> Iterator[str]:
     if isinstance(known, dict) and isinstance(new, dict):
-        pairs = [(key, known.get(key), new.get(key)) for key in dict.fromkeys((*known, *new))]
+        for key in dict.fromkeys((*known, *new)):
+            yield from _differences(known.get(key), new.get(key), f"{where} {key}".strip())
     elif isinstance(known, list) and isinstance(new, list) and len(known) == len(new):
-        pairs = [(number, *pair) for number, pair in enumerate(zip(known, new, strict=True), 1)]
-    else:
-        return None if known == new else f"{where}: expected {_format(known)}, got {_format(new)}"
-    differences = (_first_difference(old, now, f"{where} {key}".strip()) for key, old, now in pairs)
-    return next((difference for difference in differences if difference is not None), None)
+        for number, pair in enumerate(zip(known, new, strict=True), 1):
+            yield from _differences(*pair, f"{where} {number}")
+    elif known != new:
+        yield f"{where}: expected {_format(known)}, got {_format(new)}"
 
 
 def _format(value: Any) -> str:

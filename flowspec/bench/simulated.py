@@ -27,7 +27,6 @@ from flowspec.bench.cases import PlainCase
 from flowspec.bench.drafters import DrafterForEach, depths_of
 from flowspec.bench.experiment import DrafterPlacement, Experiment, LoadStep, Setup, Testbed
 from flowspec.bench.records import (
-    FinishedAnswer,
     LoadAnswer,
     LoadRecord,
     Record,
@@ -97,7 +96,7 @@ def _drafter_curves(testbed: Testbed, board: DrafterPlacement | None) -> tuple[C
     """Of a pass of a model on a board (None: at the head), and of its `lm_head` alone."""
     device, shape, precision = testbed.head, testbed.drafter_shape, testbed.precision
     if board is not None:
-        device, shape, precision = board.device or device, board.shape, board.precision
+        device, shape = board.device or device, board.shape
     if shape is None:
         return INSTANT, INSTANT
     one_pass, ranking = drafter_curve(device, shape, precision), head_curve(device, shape, precision)
@@ -128,13 +127,12 @@ def places_of(testbed: Testbed, models: Sequence[str]) -> DrafterPlaces:
         # Who looks up texts has a thread alone.
         sharing.setdefault((place, at if is_lookup else None), []).append(at)
     places = tuple(place for place, _ in sharing)
-    links = [None if place is None else testbed.boards[place].link for place in places]
     return DrafterPlaces(
         curves=tuple(one_pass for one_pass, _ in curves),
         rankings=tuple(ranking for _, ranking in curves),
         boards=tuple(
-            DrafterDeviceSpec(drafters=tuple(some), link=link)
-            for some, link in zip(sharing.values(), links, strict=True)
+            DrafterDeviceSpec(drafters=tuple(some), link=None if place is None else testbed.link)
+            for (place, _), some in sharing.items()
         ),
         places=places,
     )
@@ -313,27 +311,26 @@ def run(
         frames.extend(recorder.frames(world.clock.now_s + EVERY_S))
     (answer,) = world.answers[0]
     assert answer.end is not None, "the world came to rest without an end of the answer"
-    times_s = answer.times_s or [0.0]
-    finished = FinishedAnswer(
-        tokens=tuple(answer.tokens),
-        reason=answer.end.reason,
-        submitted_s=0.0,
-        first_s=times_s[0],
-        last_s=times_s[-1],
-        report=answer.end.statistics.report(),
-        trace=trace,
-    )
+    last_s = answer.times_s[-1] if answer.times_s else 0.0
     stages_s = [device.busy_s for device in world.devices]
     record = record_of(
         experiment,
         testbed.name,
         setup,
         case,
-        finished,
+        trace,
+        answer.end.statistics.report(),
+        tokens=answer.tokens,
+        reason=answer.end.reason,
+        asked_s=0.0,
+        first_s=answer.times_s[0] if answer.times_s else 0.0,
+        last_s=last_s,
+        repeat=0,
         network_bytes=world.bytes_sent,
-        energy_j=energy_of(testbed, finished.last_s, stages_s, busy_of(testbed, drafters, world)),
+        energy_j=energy_of(testbed, last_s, stages_s, busy_of(testbed, drafters, world)),
         events=world.events,
         digest=world.digest.hex(),
+        arithmetic="",
     )
     return Run(record=record, trace=trace, experience=world.head.experience(), frames=tuple(frames))
 

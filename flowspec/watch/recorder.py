@@ -31,7 +31,7 @@ from flowspec.core.protocol.messages import Segment
 from flowspec.watch.detokenizer import Decode, Detokenizer, IncrementalDetokenizer
 from flowspec.watch.figures import EVERY_S, Figures, Frame
 from flowspec.watch.state import WatchState
-from flowspec.watch.trips import Trip
+from flowspec.watch.trips import trip_of
 
 MOMENTS_MAX = 20_000
 """Events that wait for a reader; one that comes too late begins again with the present."""
@@ -243,12 +243,9 @@ class Recorder:
         self._tell(out, "end", request=finished.request, reason=finished.reason, statistics=statistics)
 
     def _read_trip(self, timed: SegmentTimed, now_s: float, out: list[Frame]) -> None:
-        trip = Trip(
-            segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=now_s, hops=timed.hops
-        )
         stays = [
             {name: self._at(told) if name.endswith("_s") else told for name, told in asdict(stay).items()}
-            for stay in trip.visits()
+            for stay in trip_of(timed, now_s).visits()
         ]
         sent_s, back_s = self._at(timed.sent_s), self._at(now_s)
         self._tell(out, "trip", segment=timed.segment, sent_s=sent_s, back_s=back_s, stays=stays)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flowspec.core.head.events import SegmentTimed
 from flowspec.core.protocol.messages import Hop
 
 
@@ -72,3 +73,7 @@ class Trip:
                 )
             )
         return found
+
+
+def trip_of(timed: SegmentTimed, back_s: float) -> Trip:
+    return Trip(segment=timed.segment, rows=timed.rows, sent_s=timed.sent_s, back_s=back_s, hops=timed.hops)

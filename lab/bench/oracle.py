@@ -265,15 +265,14 @@ def command(args: argparse.Namespace) -> int:
         raise InputError("--users: the oracle judges single answers; expected none")
     cases = study.cases(None)
     works = works_of(study, cases)
-    done: list[tuple[Work, list[Bound]]] = []
+    bounds: list[Bound] = []
     with (
         progress("answers", len(works), quiet=args.json) as step,
         open_workers(engine_of(study, cases), max(1, min(args.jobs, len(works)))) as run_all,
     ):
-        for each in run_all(bounds_of, works):
-            done.append(each)
+        for some in run_all(bounds_of, works):
+            bounds += some
             step("answers", 1)
-    bounds = [bound for _, some in sorted(done, key=lambda each: each[0].number) for bound in some]
     tables: list[dict[str, Any]] = [
         {"testbed": testbed, "temperature": temperature, "shares": shares_of(bounds, testbed, temperature)}
         for testbed, temperature in dict.fromkeys(each[:2] for each in bounds)

@@ -85,10 +85,9 @@ def _best(testbed: Testbed, method: str, cases: Sequence[PlainCase], workers: Wo
     def rate_all(setups: Sequence[Setup]) -> None:
         """All of these at once, so that every worker has something to do."""
         jobs = tuple((testbed, _named(setup)) for setup in setups if _named(setup).name not in of_name)
-        works = [Work(number=number, asked=case, jobs=jobs) for number, case in enumerate(cases) if jobs]
+        works = [Work(asked=case, jobs=jobs) for case in cases if jobs]
         by_name: dict[str, list[Record]] = defaultdict(list)
-        # sums of floats depend on their order
-        for _, records in sorted(workers(Engine.records, works), key=lambda each: each[0].number):
+        for records in workers(Engine.records, works):
             for record in records:
                 by_name[record.method].append(record)
         for name, some in by_name.items():

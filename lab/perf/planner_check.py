@@ -157,13 +157,13 @@ def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | Non
     shares = [each.profile.memory_gb for each in others]
     memory = rate_split(request, others, plan.head, weighted_split(request.shape.layers, shares))
     first = ANSWERS_FIRST + 1000 * number
-    found = simulated(request, plan, answers=answers, tokens=tokens, first=first)
+    own_rate, error = simulated(request, plan, answers=answers, tokens=tokens, first=first)
 
     def rate(split: Plan) -> float:
-        once = simulated(request, split, answers=1, tokens=tokens, first=first).tokens_per_s
-        if answers == 1 or found.tokens_per_s > CLEARLY_SLOWER * once:
+        once = simulated(request, split, answers=1, tokens=tokens, first=first)[0]
+        if answers == 1 or own_rate > CLEARLY_SLOWER * once:
             return once
-        return simulated(request, split, answers=answers, tokens=tokens, first=first).tokens_per_s
+        return simulated(request, split, answers=answers, tokens=tokens, first=first)[0]
 
     even_rate = rate(even)
     return Outcome(
@@ -175,8 +175,8 @@ def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | Non
         used=len(plan.stages),
         guesses=plan.guesses,
         foretold_tokens_per_s=plan.forecast.tokens_per_s,
-        tokens_per_s=found.tokens_per_s,
-        rate_error=found.error,
+        tokens_per_s=own_rate,
+        rate_error=error,
         even_tokens_per_s=even_rate,
         memory_tokens_per_s=even_rate if memory.split == even.split else rate(memory),
         even_fits=fits(even),

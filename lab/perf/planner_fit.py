@@ -116,7 +116,7 @@ def sampled(number: int, acceptances: Sequence[float] = ()) -> Sample | None:
     guessing = partition.guessing(arrangement)
     slot_s, trip_s = _slots_s(partition, arrangement, layers)
     plain_s = _slots_s(partition, replace(arrangement, guesses=False), layers)
-    made = simulated(request, plan, answers=ANSWERS, tokens=TOKENS, first=ANSWERS_FIRST + 100 * number)
+    rate, _ = simulated(request, plan, answers=ANSWERS, tokens=TOKENS, first=ANSWERS_FIRST + 100 * number)
     return Sample(
         mix=number,
         kind=KINDS[number % len(KINDS)],
@@ -126,7 +126,7 @@ def sampled(number: int, acceptances: Sequence[float] = ()) -> Sample | None:
         slot_s=tuple(slot_s.tolist()),
         trip_s=tuple(trip_s.tolist()),
         plain_tokens_per_s=float(plain_rates(*plain_s, np.ones(1), 1)[0]),
-        tokens_per_s=made.tokens_per_s,
+        tokens_per_s=rate,
     )
 
 

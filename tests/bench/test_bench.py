@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from msgspec import structs
@@ -208,7 +209,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
         made.append(ask)
         return (7, 8)
 
-    monkeypatch.setattr("flowspec.bench.cases._Answers.answer", answer)
+    monkeypatch.setattr(StepByStep, "load", lambda *model: SimpleNamespace(generate=answer))
     return made
 
 

@@ -110,15 +110,15 @@ def test_a_setup_uses_the_drafters_that_it_names_or_as_many_as_it_can(tmp_path: 
     }
 
 
-def test_drafters_boards_have_their_own_links_or_the_testbeds(tmp_path: Path) -> None:
+def test_drafters_boards_are_named_or_the_heads(tmp_path: Path) -> None:
     table = '[[testbed.drafters]]\nmodels = ["{}"]\n'
-    text = BOARD + table.format("draft") + 'device = "jetson-orin-nano"\nbandwidth_mbps = 20\n'
-    text += 'latency_ms = 3\nprecision = "int8"\n' + table.format("draft-math") + 'shape = "qwen3-0.6b"\n'
+    text = BOARD + table.format("draft") + 'device = "jetson-orin-nano"\n'
+    text += table.format("draft-math") + 'shape = "qwen3-0.6b"\n'
     (testbed,) = read(tmp_path, SEVERAL + text).testbeds
-    assert [(each.shape.name, each.precision, each.link) for each in testbed.boards] == [
-        ("llama-68m", "float16", testbed.link),
-        ("eagle-tinyllama-1.1b", "int8", LinkSpec(bandwidth_mbps=20, delay_s=0.003)),
-        ("qwen3-0.6b", "float16", None),
+    assert [(each.shape.name, each.device and each.device.name) for each in testbed.boards] == [
+        ("llama-68m", "raspberry-pi-5"),
+        ("eagle-tinyllama-1.1b", "jetson-orin-nano"),
+        ("qwen3-0.6b", None),
     ]
 
 

@@ -76,8 +76,8 @@ def tiny(folder: Path) -> Experiment:
 @pytest.fixture
 def shared(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No cluster for each run, and heads that learn little before it: both take seconds."""
-    (place,) = places(tiny)
-    with open_cluster(place.options) as opened:
+    ((_, own, _),) = places(tiny)
+    with open_cluster(own) as opened:
         monkeypatch.setattr(live, "WARM_UP_TOKENS", 4)
         monkeypatch.setattr(live, "open_cluster", lambda options, decoding: contextlib.nullcontext(opened))
         yield

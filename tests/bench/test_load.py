@@ -34,7 +34,7 @@ LOAD = TOML.replace("temperatures = [0, 1]", "users = [1, 3]\nanswers = 5")
 
 @pytest.mark.parametrize(("setup", "users"), [(OURS, 1), (OURS, 3), (PLAIN, 3)])
 def test_users_ask_the_next_prompt_the_moment_the_last_one_is_answered(setup: Setup, users: int) -> None:
-    work = Work(number=0, asked=Load(cases=CASES, users=users), jobs=((boards(), setup),))
+    work = Work(asked=Load(cases=CASES, users=users), jobs=((boards(), setup),))
     ((record,),) = Engine(synthetic(), CASES[:1]).records(work)
     assert isinstance(record, LoadRecord)
     assert [answer.prompt_id for answer in record.answers] == [case.prompt_id for case in CASES]
@@ -125,9 +125,7 @@ def test_the_command_writes_loads_and_goes_on_where_it_was(
 FAR = DrafterPlacement(
     models=("b",),
     shape=find_shape("eagle-tinyllama-1.1b"),
-    precision="float16",
     device=boards().head,
-    link=boards().link,
 )
 SINGLE = Setup(name="continuous", method="continuous", drafters=("b",))
 TEAM = Setup(name="cosine", method="cosine", drafters=("a", "b"))

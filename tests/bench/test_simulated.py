@@ -23,7 +23,6 @@ from flowspec.draft.ranking import Ranker
 from flowspec.plan.cost import drafter_curve, row_bytes
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import find_shape
-from flowspec.plan.timing import LinkSpec
 from flowspec.sim.drafter_device import DrafterDeviceSpec
 from flowspec.sim.language import AnswerLanguage
 from tests.bench.benches import boards, drafters, synthetic
@@ -137,17 +136,17 @@ def test_states_that_drafters_read_are_captured_where_their_layers_are() -> None
 
 
 PI = find_profile("raspberry-pi-5")
-FAR = LinkSpec(bandwidth_mbps=50, delay_s=0.002)
-APART = DrafterPlacement(
-    models=("mid", "draft-math"), shape=find_shape("llama-68m"), precision="float16", device=PI, link=FAR
-)
+APART = DrafterPlacement(models=("mid", "draft-math"), shape=find_shape("llama-68m"), device=PI)
 
 
 def test_models_share_the_board_that_they_are_on_and_who_looks_up_texts_waits_for_none() -> None:
-    near = DrafterPlacement(models=("big",), shape=find_shape("qwen3-0.6b"), precision="float16")
+    near = DrafterPlacement(models=("big",), shape=find_shape("qwen3-0.6b"))
     testbed = boards(boards=(APART, near), head_slowdown=2.0)
     places = places_of(testbed, ["mid", "draft", "big", "draft-math"])
-    assert places.boards == (DrafterDeviceSpec(drafters=(0, 3), link=FAR), DrafterDeviceSpec(drafters=(1, 2)))
+    assert places.boards == (
+        DrafterDeviceSpec(drafters=(0, 3), link=testbed.link),
+        DrafterDeviceSpec(drafters=(1, 2)),
+    )
     assert places.places == (0, None)
     pi = drafter_curve(PI, APART.shape, "float16").scaled(2.0)
     assert places.curves == (

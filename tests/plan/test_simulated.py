@@ -41,9 +41,8 @@ def test_plain_decoding_is_within_two_percent() -> None:
     request = replace(small(), drafter=None)
     plan = make_plan(request)
     assert fits(plan)
-    assert simulated(request, plan, answers=1, tokens=16, first=5).tokens_per_s == pytest.approx(
-        plan.forecast.tokens_per_s, rel=0.02
-    )
+    rate, _ = simulated(request, plan, answers=1, tokens=16, first=5)
+    assert rate == pytest.approx(plan.forecast.tokens_per_s, rel=0.02)
 
 
 @pytest.mark.parametrize("number", [20102, 20207])
