@@ -64,11 +64,13 @@ def works_of(experiment: Experiment, cases: Sequence[PlainCase], done: Set[Key] 
     all processes have work."""
     testbeds = experiment.testbeds
     groups = [(testbed,) for testbed in testbeds] if experiment.is_synthetic else [testbeds]
+    # A schedule is long: its setups are given out one by one.
+    shares = [(setup,) for setup in experiment.setups] if experiment.steps else [experiment.setups]
     works = []
-    for asked, group in itertools.product(_all_asked(experiment, cases), groups):
+    for asked, group, share in itertools.product(_all_asked(experiment, cases), groups, shares):
         jobs = tuple(
             (testbed, setup)
-            for testbed, setup in itertools.product(group, experiment.setups)
+            for testbed, setup in itertools.product(group, share)
             if setup.runs_on(testbed.name) and not done >= set(keys_of(testbed.name, setup, asked))
         )
         if jobs:
@@ -148,7 +150,7 @@ def run_simulated(
     keep = partial(_keep_records, out / RESULTS, keys if experiment.is_load else frozenset())
     jobs = max(1, min(jobs, len(works)))
     records = list(done)
-    with open_workers(make, jobs, partial(step, "answers")) as run_all:
+    with open_workers(make, jobs, partial(step, "loads" if experiment.is_load else "answers")) as run_all:
         for some in run_all(keep, works):
             records += some
     return records

@@ -3,6 +3,7 @@ knows whose it is."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -306,6 +307,17 @@ def open_folder(experiment: Experiment, out: Path, command: str = "") -> None:
     except OSError as error:
         got = f"{out} ({error.strerror})"
         raise InputError(f"--out: expected a folder that can be written, got {got}") from None
+
+
+@contextlib.contextmanager
+def hold_folder(out: Path) -> Iterator[None]:
+    """Keeps a folder that is open for one run; raises `InputError` while another has it."""
+    with (out / EXPERIMENT).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"--out: another run is in {out}; wait for it, or give another --out") from None
+        yield
 
 
 def _read_experiment(path: Path) -> dict[str, Any]:

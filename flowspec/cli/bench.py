@@ -1,9 +1,9 @@
 """Run an experiment: methods x prompts x testbeds, on real, emulated or simulated devices.
 
 Writes results.jsonl while it runs, then summary.json, summary.md, report.html, speedup.png (load.png of
-loads, chains.png where chains of models are chosen), timeline.png and trace.json, and of virtual time a
-recording of an answer by each of a few methods. Interrupted, it goes on where it was when it is started
-again. Exit status 1 if an answer differs from plain decoding's.
+loads, chains.png where chains of models are chosen), and of single answers timeline.png, trace.json and in
+virtual time a recording of an answer by each of a few methods. Interrupted, it goes on where it was when it
+is started again. Exit status 1 if an answer differs from plain decoding's.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from flowspec.bench.records import (
     LoadRecord,
     Record,
     Trace,
+    hold_folder,
     open_folder,
     read_records,
 )
@@ -149,6 +150,8 @@ def pick_experiment(args: argparse.Namespace, experiment: Experiment | None = No
         check_names("--testbeds", names, [testbed.name for testbed in experiment.testbeds])
         changes["testbeds"] = tuple(each for each in experiment.testbeds if each.name in names)
     experiment = replace(experiment, **{name: value for name, value in changes.items() if value is not None})
+    if args.acceptance is None and not experiment.is_synthetic:
+        experiment = replace(experiment, acceptance=None)  # the file's, of its synthetic model
     if args.local is not None:
         experiment = replace(experiment, cluster=None)
     if experiment.world == CLUSTER:
@@ -235,14 +238,19 @@ def published_hint(args: argparse.Namespace, experiment: Experiment) -> str | No
 
 
 def run(args: argparse.Namespace) -> int:
-    experiment, with_plots = pick_experiment(args), not args.no_plots
-    world = experiment.world
-    if with_plots and not plots.can_draw():
+    experiment = pick_experiment(args)
+    if not args.no_plots and not plots.can_draw():
         raise InputError(f"{plots.NEEDED}; --no-plots goes on without")
     if not args.json and (hint := published_hint(args, experiment)):
         note(hint)
-    out = args.out or Path("results") / f"{experiment.name}-{world}"
+    out = args.out or Path("results") / f"{experiment.name}-{experiment.world}"
     open_folder(experiment, out, command_of(args.words))
+    with hold_folder(out):
+        return _run_in(out, experiment, args)
+
+
+def _run_in(out: Path, experiment: Experiment, args: argparse.Namespace) -> int:
+    world, with_plots = experiment.world, not args.no_plots
     kind: type[Any] = LoadRecord if experiment.is_load else Record
     done, total = read_records(out / RESULTS, kind), 0
     records: Sequence[Any]

@@ -48,12 +48,14 @@ COLUMNS = {
 def command(args: argparse.Namespace) -> int:
     study = pick_study(args)
     out = args.out or Path("results") / f"{study.name}-{study.world}"
+    command_line = shlex.join(["python", "-m", "lab.bench", *args.words])
     if args.tune:
+        open_folder(study, out, command_line)  # is it this study's?
         tuned = tune(study, out / "tuned.toml", args.jobs, quiet=args.json)
         names = {setup.name for setup in tuned}
         others = (setup for setup in study.setups if setup.name not in names)
         study = structs.replace(study, setups=(*others, *tuned))
-    open_folder(study, out, shlex.join(["python", "-m", "lab.bench", *args.words]))
+    open_folder(study, out, command_line)
     kind: type[Any] = LoadRecord if study.is_load else Record
     done, cases = read_records(out / RESULTS, kind), study.cases(out / ANSWERS)
     with progress("starting processes", len(all_keys(study, cases)), len(done), quiet=args.json) as step:

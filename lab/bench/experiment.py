@@ -131,6 +131,10 @@ def make_parser(name: str, doc: str | None) -> Parser:
 def pick_study(args: argparse.Namespace) -> Study:
     """What its file says, with what the flags say instead; raises `InputError`."""
     study = read_study(find_study(args.experiment))
+    if (args.profile or args.acceptance) and (study.declared or not study.is_synthetic):
+        raise InputError(f"--profile and --acceptance are for one synthetic drafter, got {study.name!r:.80}")
+    if args.profile and args.acceptance:
+        raise InputError("expected one of --profile and --acceptance, got both")
     if args.profile is not None:
         study = structs.replace(study, profile=find_profile(args.profile), acceptance=None)
     if args.acceptance is not None:

@@ -4,8 +4,7 @@ memory-proportional split.
 Every mix is drawn from its number: boards, how many, each one's network, model, precision, drafter. The plan
 chooses among all devices; the two splits use them all in the order drawn, but leave out the head's where the
 plan keeps it for the head. They guess or not as is foretold to be best for them. Rates are tokens by time of
-the same balanced answers (`bench.synthetic`), which no plan was chosen or foretold by. A split that is
-clearly slower is given one answer only.
+the same balanced answers, which no plan was chosen by. A split that is clearly slower is given one answer.
 
 `--exhaustive N` plans N small mixes instead, and rates all that could be chosen by the planner's own formula:
 all orders of all subsets, all places of the head, all splits that fit, with and without guesses, in all

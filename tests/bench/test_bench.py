@@ -23,6 +23,7 @@ from flowspec.bench.records import (
     EXPERIMENT,
     RESULTS,
     Record,
+    hold_folder,
     open_folder,
     read_records,
     write_records,
@@ -150,6 +151,19 @@ def test_the_folder_of_another_experiment_is_refused_with_what_is_different(tmp_
         (tmp_path / EXPERIMENT).write_text(text)
         with pytest.raises(InputError, match="expected what an earlier run wrote"):
             open_folder(TINY, tmp_path)
+
+
+def test_one_run_at_a_time_has_a_folder(tmp_path: Path) -> None:
+    open_folder(TINY, tmp_path)
+    with hold_folder(tmp_path), pytest.raises(InputError, match="another run is in"), hold_folder(tmp_path):
+        pass
+    with hold_folder(tmp_path):
+        open_folder(TINY, tmp_path)
+
+
+def test_more_users_than_answers_are_refused() -> None:
+    with pytest.raises(InputError, match="9 users have 2 answers to wait for"):
+        works_of(changed(users=(1, 9)), CASES)
 
 
 def test_what_is_to_be_run_follows_methods_to_their_testbeds() -> None:
