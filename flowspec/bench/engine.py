@@ -217,7 +217,7 @@ class Engine:
         return copy.deepcopy(self._learnt[key])
 
     def drafters(self, setup: Setup, case: PlainCase, makers: Makers | None = None) -> Drafters:
-        """The setup's models beside the target for one case in one world."""
+        """The setup's models other than the target for one case in one world."""
         makers = self._makers if makers is None else makers
         coupled = setup.coupled or case.sampling.temperature == 0
         drafters = {}

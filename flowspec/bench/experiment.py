@@ -65,7 +65,7 @@ PROMPT_FILES = {
     "shipped-unseen": "bench-unseen.jsonl",
 }
 USERS_MAX = limits.CONVERSATIONS_MAX // 2
-"""Of a load: beside the answers under way the head remembers those that it is about to forget."""
+"""Of a load: in addition to the answers under way the head remembers those that it is about to forget."""
 WIDTH_MAX = 16
 """Children that a drafter in virtual time keeps for a prefix, which bounds a method's `width`."""
 ACCEPTANCE_MAX = 0.99
@@ -86,8 +86,8 @@ T = TypeVar("T")
 class Setup:
     """A method as it is run. `coupled`: its drafters rank with the target's noise.
 
-    `drafters` are the models beside the target that it uses, None for the experiment's own, as many as the
-    method can use. With a `chain` they are its levels, in this order: those of a `FIXED` one, or, with
+    `drafters` are the models other than the target that it uses, None for the experiment's own, as many as
+    the method can use. With a `chain` they are its levels, in this order: those of a `FIXED` one, or, with
     `AUTO`, those that the method chooses among. `testbeds`: where it is run; everywhere, if none is named.
 
     `published`: as the papers' code does it, not as kindly as ours: hidden states of all rows travel back,
@@ -109,7 +109,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterPlacement:
-    """Where some models beside the target run, by name, and what their passes are timed as; without a
+    """Where some models other than the target run, by name, and what their passes are timed as; without a
     `device` on the head's board."""
 
     models: tuple[str, ...]
@@ -121,7 +121,7 @@ class DrafterPlacement:
 class Testbed:
     """Devices in pipeline order, the head's device, links, and what the model's tokens are timed as.
 
-    Models beside the target that no board of `boards` names run at the head, timed as `drafter_shape`;
+    Models other than the target that no board of `boards` names run at the head, timed as `drafter_shape`;
     without one drafting takes no time. `slowdown` multiplies the time of every stage's device,
     `head_slowdown` that of the drafters' devices: free parameters, 1 where nothing is known better. Links are
     all alike unless `hops` has one for each: head to first stage, between stages, last stage to head.
@@ -216,12 +216,12 @@ class Experiment(Settings, frozen=True, kw_only=True):
     cluster: Path | None = None
 
     def drafters_of(self, setup: Setup) -> tuple[str, ...]:
-        """The models beside the target that a setup is run with; none for plain decoding."""
+        """The models other than the target that a setup is run with; none for plain decoding."""
         return self.drafters[: drafters_max(setup.method)] if setup.drafters is None else setup.drafters
 
 
 def drafters_max(method: str) -> int:
-    """How many models beside the target a method can use."""
+    """How many models other than the target a method can use."""
     found = find_method(method)
     return found.drafters_max if found.drafts else 0
 

@@ -59,7 +59,7 @@ RUNS_MAX = 8
 MEMORY_SHARE_MAX = 0.4
 """Of the memory that is free: making a model takes more for a moment."""
 LM_HEAD, DRAFTER, TINY, TINY_MIXTURE = "lm_head", "drafter", "tiny layers", "tiny mixture"
-"""Kinds of tasks, beside the precisions of wide layers."""
+"""Kinds of tasks, apart from the precisions of wide layers."""
 CONTEXT = 64
 WIDTH = 8
 """Guesses below a node that a drafter is asked for."""
@@ -74,7 +74,7 @@ ROUNDER, FINER = ("Q4_K", "Q5_0"), ("Q6_K", "Q8_0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMachine:
-    """Where and how layers run: in `dtype`, and in `packed` precisions beside it."""
+    """Where and how layers run: in `dtype`, and in `packed` precisions as well."""
 
     device: str
     dtype: str
@@ -93,9 +93,9 @@ class Effort:
     widths: tuple[tuple[int, int], ...] = ((2048, 2), (1024, 6))
     """Hidden sizes with layers: so many that together they fit no cache."""
     tiny: tuple[int, int] = (2, 12)
-    """Numbers of layers of the tiny models: one layer more costs what a layer costs beside its weights."""
+    """Numbers of layers of the tiny models: one more costs what a layer costs apart from its weights."""
     tiny_experts: tuple[int, int] = (2, EXPERTS_TINY - 2)
-    """Experts a row of the tiny mixtures: one more costs what an expert costs beside its weights."""
+    """Experts a row of the tiny mixtures: one more costs what an expert costs apart from its weights."""
     rounds: int = 12
 
     def fitting(self, machine: MeasuredMachine) -> Effort:

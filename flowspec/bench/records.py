@@ -114,8 +114,8 @@ class LoadRecord(Document, frozen=True, kw_only=True):
     `seconds`: the `tokens` that came in that time, the `answers` that were asked for in it, and what the
     devices did meanwhile.
 
-    `drafters` is how many models beside the target there are; `stage_busy` and `board_busy` are shares of the
-    time of each stage, and of the head followed by the testbed's boards for drafters.
+    `drafters` is how many models other than the target there are; `stage_busy` and `board_busy` are shares of
+    the time of each stage, and of the head followed by the testbed's boards for drafters.
     """
 
     experiment: str
@@ -277,7 +277,8 @@ def read_records(path: Path, kind: type[R]) -> list[R]:
         return []
     try:
         lines = path.read_text("utf-8").splitlines(keepends=True)
-        return fit([json.loads(line) for line in lines if line.endswith("\n")], list[kind])  # type: ignore[valid-type]
+        records = [json.loads(line) for line in lines if line.endswith("\n")]
+        return fit(records, list[kind])  # type: ignore[valid-type]
     except Misfit as misfit:
         what, reason = "results of this version of FlowSpec", str(misfit)
     except (OSError, ValueError, RecursionError) as error:
@@ -288,7 +289,7 @@ def read_records(path: Path, kind: type[R]) -> list[R]:
 def open_folder(experiment: Experiment, out: Path, command: str = "") -> None:
     """Makes the folder, or finds that what it holds is of this experiment, which may come back with more
     methods than it had; raises `InputError` if it is of another. `command` is kept with a new one, for
-    whoever wants to go on with it."""
+    those who want to go on with it."""
     new, known = json.loads(json.dumps(to_builtins(experiment, enc_hook=str))), None
     path = out / EXPERIMENT
     try:

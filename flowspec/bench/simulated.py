@@ -65,7 +65,7 @@ LOOKING_UP = Curve(extra_row_s=3e-4)
 """A drafter that looks up texts: three times what a row took on the x86-64 machine this was written on."""
 
 Drafters = Mapping[str, Drafter]
-"""The models beside the target by name, in the order in which the head numbers them."""
+"""The models other than the target by name, in the order in which the head numbers them."""
 Place = int | None
 """A board's number in `Testbed.boards`; None: the head's."""
 
@@ -389,8 +389,8 @@ class _Totals(NamedTuple):
 @dataclass
 class LoadedWorld:
     """A load in a world of its own: asks, hears when an answer ends, and has each step happen. Requests are
-    numbered as they are asked; `drafters_of` makes the models beside the target for one answer to a case, and
-    `experience` is as in `build`."""
+    numbered as they are asked; `drafters_of` makes the models other than the target for one answer to a case,
+    and `experience` is as in `build`."""
 
     experiment: Experiment
     testbed: Testbed

@@ -33,7 +33,7 @@ MIX = "mix"
 TUNED = " tuned"
 PUBLISHED = " (published)"
 REFERENCES = tuple(each.name + suffix for each in ALL if each.is_reference for suffix in (PUBLISHED, ""))
-"""What speed-ups are over, beside `ar`: the first of these that was run."""
+"""What speed-ups are over, in addition to `ar`: the first of these that was run."""
 PAPER = tuple(each.name + suffix for each in ALL if each.is_forerunner for suffix in (PUBLISHED, ""))
 RESAMPLES = 1000
 SEED = 2507

@@ -141,7 +141,7 @@ def column(samples: Sequence[Sample], name: str) -> F64:
     return np.array([getattr(each, name) for each in samples])
 
 
-def foretold(samples: Sequence[Sample]) -> tuple[F64, F64, F64]:
+def predict(samples: Sequence[Sample]) -> tuple[F64, F64, F64]:
     """What `seconds_per_token` says of each sample and each of `NODES`."""
     acceptance, pass_s = (column(samples, name)[:, None, None] for name in ("acceptance", "pass_s"))
     drafters, nodes = Guessing(acceptance=acceptance, pass_s=pass_s), np.array(NODES, dtype=np.float64)
@@ -152,7 +152,7 @@ def foretold(samples: Sequence[Sample]) -> tuple[F64, F64, F64]:
 def rated(samples: Sequence[Sample]) -> Rated:
     """What the formula says of them."""
     slot_s, trip_s = column(samples, "slot_s"), column(samples, "trip_s")
-    token_s, levels, missed = foretold(samples)
+    token_s, levels, missed = predict(samples)
     rows, best = np.arange(len(samples)), token_s.argmin(axis=1)
     return Rated(
         rates=1 / token_s[rows, best],

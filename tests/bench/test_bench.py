@@ -47,7 +47,8 @@ def finish(out: Path, jobs: int = 1) -> tuple[list[Record], Steps]:
     """All records, and what was done for those that were missing."""
     open_folder(TINY, out)
     step = Steps()
-    return run_simulated(TINY, CASES, read_records(out / RESULTS, Record), out, jobs, step), step  # type: ignore[return-value]
+    records = run_simulated(TINY, CASES, read_records(out / RESULTS, Record), out, jobs, step)
+    return records, step  # type: ignore[return-value]
 
 
 @pytest.fixture(scope="module")

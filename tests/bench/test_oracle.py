@@ -181,5 +181,6 @@ def test_a_guess_is_there_once_a_drafter_has_said_it_and_was_asked_for_with_its_
         (None, [SendToFirstStage(segment=rows(2, (5, 2, 21, 3)))], 8.0),
     ]
     for event, commands, now_s in events:
-        log.watch(SimpleNamespace(event=event, commands=commands, now_s=now_s, place=HEAD))  # type: ignore[arg-type]
+        handled = SimpleNamespace(event=event, commands=commands, now_s=now_s, place=HEAD)
+        log.watch(handled)  # type: ignore[arg-type]
     assert log.tokens() == [SeenToken(5.0, 2.0, 1.0), SeenToken(7.0, 4.0, 2.0), SeenToken(7.0, 7.0, 7.0)]
