@@ -94,6 +94,11 @@ def committed(page: Page) -> str:
     return page.locator("#strip-text").text_content() or ""
 
 
+def until_committed(page: Page, text: str) -> None:
+    """Events of the strip and the answer are two streams: either may be the later."""
+    page.wait_for_function("text => document.getElementById('strip-text').textContent === text", arg=text)
+
+
 def scrub(page: Page, share: float) -> None:
     page.locator("#scrub").evaluate(
         "(slider, share) => { slider.value = +slider.min + share * (slider.max - slider.min); "

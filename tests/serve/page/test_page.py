@@ -13,11 +13,11 @@ from tests.serve.page.pages import (
     Watched,
     answered,
     ask,
-    committed,
     is_live,
     picture,
     replayed,
     until_changed,
+    until_committed,
 )
 from tests.serve.page.recordings import recording, text_of
 from tests.serve.page.scripted import Script
@@ -46,7 +46,7 @@ def test_a_chat_shows_the_answer_and_moves_timeline_tree_and_tiles(page: Page, s
     expect(page.locator("[data-figure=guessed_ahead]")).to_have_text("96%")
     expect(page.locator("#details [data-figure=rho]")).to_have_text("80%")
     expect(page.locator("#summary")).to_contain_text("tokens, 23 of them guessed ahead. ")
-    assert committed(page) == text_of(script.found)
+    until_committed(page, text_of(script.found))
     card = page.locator("#map li").nth(1)
     expect(card).to_have_text(re.compile(r"^4 msjetson-aidlelayers 0–21\.0 GiB49 °C\d+% busy$"))
     expect(page.locator("#sentence")).to_have_text(
@@ -86,7 +86,7 @@ def test_markup_in_tokens_and_answers_stays_text(page: Page, script: Script) -> 
     ask(page, "<i>hello</i>")
     turn = page.locator(".turn.assistant:not(.running)")
     expect(turn).to_have_text("".join(EVIL), use_inner_text=False)  # inner text has no marks of direction
-    assert committed(page) == "".join(EVIL)
+    until_committed(page, "".join(EVIL))
     expect(page.locator(".turn.user")).to_have_text("<i>hello</i>")
     alive = "#dialogue img, #dialogue script, #dialogue b, #dialogue i, #strip img, #strip script"
     assert page.locator(alive).count() == 0

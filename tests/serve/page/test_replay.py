@@ -9,7 +9,17 @@ from typing import Any
 from playwright.sync_api import Page, expect
 
 from tests.nightly import at_night
-from tests.serve.page.pages import answered, ask, committed, is_live, picture, replayed, scrub, until_changed
+from tests.serve.page.pages import (
+    answered,
+    ask,
+    committed,
+    is_live,
+    picture,
+    replayed,
+    scrub,
+    until_changed,
+    until_committed,
+)
 from tests.serve.page.recordings import devices, document, recording, stages, text_of
 from tests.serve.page.scripted import Script
 from tests.watch.heads import VirtualHead
@@ -35,14 +45,14 @@ def test_a_replay_plays_pauses_and_is_scrubbed_to_its_end_and_back(page: Page, s
     expect(page.locator("#tree")).to_have_attribute("aria-label", re.compile(r"\d guesses, the likeliest: "))
     scrub(page, 1)
     expect(page.locator("#summary")).to_contain_text("of them guessed ahead")
-    assert committed(page) == text_of(whole)
+    until_committed(page, text_of(whole))
     scrub(page, 0.5)
     expect(page.locator("#summary")).to_contain_text("guesses in the tree")
-    assert committed(page) == half
+    until_committed(page, half)
     page.locator("#speed").select_option("4")
     page.locator("#play").click()
     expect(page.locator("#play")).to_have_text("Play")  # at its end by itself
-    assert committed(page) == text_of(whole)
+    until_committed(page, text_of(whole))
     page.locator("#back").click()
     is_live(page)
     expect(page.locator("#replay")).to_be_hidden()
