@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
-from flowspec.bench.margin import margin_of_last
 from flowspec.bench.records import EXACT, WRONG
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
+from flowspec.core.text_before import TextBefore
 from flowspec.extras import how_to_get
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import library_version, schema_text
+from flowspec.model.sampler import Sampler
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.runtime.session import Limits, Session
@@ -76,21 +78,16 @@ def judge(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> 
     """Compares an answer with that of one process; returns what `--json` has of it.
 
     `difference` is the first place where they differ, and both tokens there, None for an answer that had
-    ended; `margin`: by how many logits the expected token leads, to tell rounding from worse. Raises
-    `ClusterError` when the model overflows in its dtype.
+    ended; `margin`: by how many logits the expected token leads over the other, to tell rounding from worse.
+    Raises `ClusterError` when the model overflows in its dtype.
     """
     case, sampling = found.case, found.case.sampling
     asked = (case.prompt, sampling, found.new_tokens_max, stop_ids)
     expected, difference = plain.generate(*asked), None
     if (index := parting(expected, found.tokens, stop_ids)) is not None:
-        right = expected[: index + 1]
-        has_more = len(right) > index
-        difference = {
-            "index": index,
-            "expected": right[index] if has_more else None,
-            "found": found.tokens[index] if index < len(found.tokens) else None,
-            "margin": margin_of_last(plain, case.prompt, sampling, right) if has_more else None,
-        }
+        pair = [tokens[index] if index < len(tokens) else None for tokens in (expected, found.tokens)]
+        margin = None if None in pair or STOPPED in pair else _lead(plain, case, expected[:index], pair)
+        difference = {"index": index, "expected": pair[0], "found": pair[1], "margin": margin}
     return {
         "prompt": case.prompt_id,
         **found.made_with,
@@ -102,6 +99,20 @@ def judge(plain: StepByStep, found: ClusterAnswer, stop_ids: frozenset[int]) -> 
         "unlikely_tokens": plain.unlikely(*asked),
         "difference": difference,
     }
+
+
+def _lead(plain: StepByStep, case: Case, before: tuple[int, ...], pair: Sequence[Any]) -> float | None:
+    """By how many logits, the noise of the draw included, the first token leads over the second after a
+    prompt and `before`; None where a filter decided."""
+    sampling, text = case.sampling, TextBefore(np.array([*case.prompt, *before]), len(case.prompt))
+    sampler = Sampler(sampling, plain.vocabulary_size, plain.grammars)
+    *_, rows = plain.logits((*case.prompt, *before))
+    logits, ids = sampler.shaped(rows[0], text), np.array(pair)
+    if sampling.temperature == 0:
+        first, second = logits[ids].tolist()
+    else:
+        first, second = sampler.scores(logits, ids, len(text.tokens)) * sampling.temperature
+    return float(first - second) if np.isfinite(second) and first >= second else None
 
 
 def parting(expected: Sequence[int], found: Sequence[int], stop_ids: frozenset[int]) -> int | None:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from msgspec import structs
 
-from flowspec.bench.margin import survivors_of
 from flowspec.core.head.events import Finished
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling
@@ -71,7 +70,8 @@ def answers(sampling: Sampling, first_seed: int, count: int) -> tuple[Counter[tu
 def probabilities(prefix: tuple[int, ...], sampling: Sampling) -> np.ndarray:
     """The exact distribution of the next token, `[vocabulary]`."""
     logits = LANGUAGE.logits(as_prefix(prefix))
-    kept = survivors_of(Sampler(sampling, VOCABULARY), logits)
+    sampler = Sampler(sampling, VOCABULARY)
+    kept = sampler.filtered(sampler.shaped(logits))
     weights = np.zeros(VOCABULARY)
     weights[kept] = np.exp(logits[kept].astype(np.float64) / sampling.temperature)
     return weights / weights.sum()
