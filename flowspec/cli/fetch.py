@@ -21,7 +21,7 @@ from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import FILED, OF_ANY_MODEL
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.names import is_gguf, parts_of
+from flowspec.model.gguf.file import is_gguf, parts_of
 from flowspec.model.hub import (
     CHECKPOINT,
     Choice,

@@ -9,7 +9,7 @@ from typing import Any
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family, MtpLayout
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.names import NEXTN, NEXTN_NAMES
+from flowspec.model.gguf.tensors import NEXTN, NEXTN_NAMES
 from flowspec.model.tensors import Tensors, TensorsOver
 
 NONE = "has none that FlowSpec reads"

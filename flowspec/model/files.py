@@ -21,8 +21,7 @@ from flowspec.folders import read_text
 from flowspec.model.damage import GGUF_MAGIC, advice, check_inside, check_written, read_head, read_json
 from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
-from flowspec.model.gguf.file import GgufFile
-from flowspec.model.gguf.names import is_gguf, parts_of
+from flowspec.model.gguf.file import GgufFile, is_gguf, parts_of
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_file
 from flowspec.model.imports import IMPORTING

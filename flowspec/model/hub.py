@@ -19,7 +19,7 @@ from typing import Any
 from flowspec.core.protocol.limits import JSON_BYTES_MAX
 from flowspec.errors import InputError, first_line
 from flowspec.extras import imported
-from flowspec.model.gguf.names import is_gguf, parts_of
+from flowspec.model.gguf.file import is_gguf, parts_of
 
 CHECKPOINT = "checkpoint"
 """The choice that is no GGUF file."""

@@ -30,8 +30,8 @@ from flowspec.model.arithmetic.packed import FORMS, numbers_of
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
-from flowspec.model.gguf.file import tell_gguf_version
-from flowspec.model.gguf.names import STORED_FADING, parts_of
+from flowspec.model.gguf.file import parts_of, tell_gguf_version
+from flowspec.model.gguf.tensors import STORED_FADING
 from flowspec.model.gpu import DTYPES, array_of, tensor_of
 from flowspec.model.imports import IMPORTING
 from flowspec.model.layer_by_layer import together

@@ -21,7 +21,7 @@ from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import DTYPES, room
 from flowspec.model.engine import Engine
 from flowspec.model.families import FAMILIES, Family
-from flowspec.model.gguf.names import STORED_FADING
+from flowspec.model.gguf.tensors import STORED_FADING
 from flowspec.model.layer_by_layer import TABLE
 from flowspec.model.parts import (
     MATRICES,

@@ -22,7 +22,7 @@ from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.names import is_gguf
+from flowspec.model.gguf.file import is_gguf
 from flowspec.model.slice import Slice
 from flowspec.model.weights import (
     SliceParts,

@@ -19,7 +19,7 @@ from flowspec.model.safetensors_file import FLOATS8, mapped, read_header
 
 FREE = (
     *("files", "tensors", "safetensors_file", "joined_experts", "layer_by_layer", "pickled_file", "rounding"),
-    *("gguf.tensors", "gguf.config", "gguf.blocks", "prequantised.tensors", "arithmetic.compiled"),
+    *("gguf.tensors", "gguf.config", "prequantised.tensors", "arithmetic.compiled"),
 )
 FREE_OF_WEIGHTS = ("checked", "content", "digests", "offer", "receive", "rounded", "store", "stored")
 

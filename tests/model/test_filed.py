@@ -20,7 +20,7 @@ from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.build import Level
 from flowspec.model.arithmetic.packed import FORMS, numbers_of, packed
 from flowspec.model.files import ModelFiles
-from flowspec.model.gguf.blocks import levels_of
+from flowspec.model.gguf.tensors import levels_of
 from flowspec.model.gpu import Gpu
 from flowspec.model.parts import Linear, Packed
 from flowspec.model.slice import Slice

@@ -17,8 +17,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf import config as ours
 from flowspec.model.gguf.config import MODEL_TYPES
-from flowspec.model.gguf.names import STORED_FADING, checkpoint_names
-from flowspec.model.gguf.tensors import Conversion, GgufTensors
+from flowspec.model.gguf.tensors import STORED_FADING, Conversion, GgufTensors, checkpoint_names
 from flowspec.model.spec import experts_of, spec_of
 from tests.ggufs import ARCHITECTURES, SHAPES
 from tests.nightly import nightly

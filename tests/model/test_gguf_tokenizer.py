@@ -22,8 +22,7 @@ from flowspec.errors import InputError
 from flowspec.model.chat_template import Rendered, without_cuts
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.gguf.file import GgufFile, GgufTexts
-from flowspec.model.gguf.splits import SPLITS
-from flowspec.model.gguf.tokenizer import load, plain_tokens, stop_ids
+from flowspec.model.gguf.tokenizer import SPLITS, load, plain_tokens, stop_ids
 from flowspec.model.text import TextStream, Tokenizer, recommended
 from tests.mutations import mutants, one_line_at_most
 from tests.nightly import nightly

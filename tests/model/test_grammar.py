@@ -28,7 +28,7 @@ from flowspec.draft.ranking import Ranker
 from flowspec.errors import InputError
 from flowspec.model import sampler
 from flowspec.model.ahead import Ahead
-from flowspec.model.json_schema import SIZE_MAX, check_size, size_of
+from flowspec.model.grammar import SIZE_MAX, check_size, size_of
 from flowspec.model.sampler import Sampler
 from flowspec.model.slice import Slice
 from flowspec.validation import checked

@@ -19,10 +19,10 @@ from tokenizers import Tokenizer as Built
 
 from flowspec.model.files import ModelFiles
 from flowspec.model.reply import form as forms
-from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
+from flowspec.model.reply.calls import typed
 from flowspec.model.reply.form import THOUGHTS, CallFormat, ReplyForm, form_of, format_of, thoughts_of
+from flowspec.model.reply.parts import MARKS as CHANNEL_MARKS
 from flowspec.model.reply.parts import Part, Tool, calls_in
-from flowspec.model.reply.xml_calls import typed
 from flowspec.model.text import TextStream, Tokenizer
 from tests.nightly import nightly
 from tests.serve.scripted_model import GPT_OSS, MISTRAL, QWEN3, tokenizer_of

@@ -15,9 +15,18 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES
-from flowspec.model.gguf.file import GgufFile
-from flowspec.model.gguf.names import LAYER_TABLE
-from flowspec.model.gguf.stated import COUNT, NEEDED, NUMBER, TEXT, TRUTH, Kind, Stated, count_where, list_of
+from flowspec.model.gguf.file import (
+    COUNT,
+    NEEDED,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    GgufFile,
+    Kind,
+    Stated,
+    count_where,
+    list_of,
+)
 
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _STILL = 1e30
@@ -25,6 +34,7 @@ _STILL = 1e30
 _FREQUENCIES = "rope_freqs.weight"
 FACTORS = (_FREQUENCIES, "rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors that belong to the config: divisors of the position embeddings' frequencies."""
+LAYER_TABLE = "per_layer_token_embd.weight"
 _KEY_HEADS, _NEURONS = "attention.head_count_kv", "feed_forward_length"
 _SHARED_NEURONS = "expert_shared_feed_forward_length"
 FIELDS = {

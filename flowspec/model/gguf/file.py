@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import math
 import mmap
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +26,6 @@ from flowspec.errors import InputError, first_line
 from flowspec.model.arithmetic.arrays import F32
 from flowspec.model.arithmetic.packed import FORMS
 from flowspec.model.damage import GGUF_MAGIC, instead
-from flowspec.model.gguf.names import parts_of
 from flowspec.model.tensors import Extent
 
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -49,6 +50,21 @@ takes, the share of the expert that every row runs through, and what layers take
 _LOOSE = (".ffn_gate_inp.", ".shortconv.conv.", ".ssm_conv1d.", *SMALL)
 """Of names of matrices that need not be packed: routers and weights of convolutions, too."""
 Octets = npt.NDArray[np.uint8]
+_NUMBERED = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.DOTALL | re.IGNORECASE)
+
+
+def is_gguf(model: str) -> bool:
+    """Whether a model's name is that of a GGUF file, here or on the hub."""
+    return model.lower().endswith(".gguf")
+
+
+def parts_of(gguf: str) -> list[str]:
+    """The names of all files of a GGUF model by one's name: `m-00001-of-00003.gguf` has two others, other
+    names have none."""
+    found = _NUMBERED.fullmatch(gguf)
+    if found is None:
+        return [gguf]
+    return [f"{found[1]}-{number:05}-of-{found[3]}{found[4]}" for number in range(1, int(found[3]) + 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,3 +346,75 @@ def tell_gguf_version() -> None:
 
     if not hasattr(gguf, "__version__"):
         gguf.__version__ = version("gguf")  # type: ignore[attr-defined]
+
+
+class Kind(NamedTuple):
+    """What an entry may be: in words, and whether a value is."""
+
+    words: str
+    accepts: Callable[[Any], bool]
+
+
+NUMBER = Kind("a number other than 0", lambda value: type(value) in (int, float) and 0 < abs(value) < inf)
+COUNT = Kind("a whole number above 0", lambda value: type(value) is int and value > 0)
+TEXT = Kind("a text", lambda value: type(value) is str)
+TRUTH = Kind("true or false", lambda value: type(value) is bool)
+TEXTS = Kind("a list of texts", lambda value: type(value) is GgufTexts)
+NEEDED: Any = object()
+"""As a default: the entry must be there."""
+_HARMLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+_OFF_AT_0 = (
+    *("attention.shared_kv_layers", "attention.sliding_window", "embedding_length_per_layer_input"),
+    *("expert_count", "expert_shared_count", "expert_used_count", "expert_weights_norm"),
+    *("nextn_predict_layers", "rope.scaling.factor"),
+)
+_NEUTRAL = {"attention.causal": True, **dict.fromkeys(_OFF_AT_0, 0)}
+"""Keys with the value that says no more than without them."""
+
+
+def count_where(words: str, accepts: Callable[[int], bool]) -> Kind:
+    return Kind(words, lambda value: COUNT.accepts(value) and accepts(value))
+
+
+def one_of(values: Collection[Any]) -> Kind:
+    return Kind(f"one of {', '.join(map(str, values))}", lambda value: value in list(values))
+
+
+def list_of(words: str, count: int, accepts: Callable[[list[Any]], bool]) -> Kind:
+    """A list of so many numbers, which are as `words` and `accepts` say."""
+    return Kind(words, lambda value: type(value) is list and len(value) == count and accepts(value))
+
+
+class Stated:
+    """The entries of a file whose keys begin with `prefix`."""
+
+    def __init__(self, file: GgufFile, prefix: str) -> None:
+        self.file = file
+        self._prefix = prefix
+        said = {
+            key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
+        }
+        self._entries = {key: value for key, value in said.items() if _NEUTRAL.get(key) != value}
+        self._left = self._entries.keys() - _HARMLESS
+
+    def take(self, key: str, default: Any = NEEDED, kind: Kind = NUMBER) -> Any:
+        """An entry's value, or the default where it has none. Raises `InputError` for one of another kind."""
+        self._left.discard(key)
+        value = self._entries.get(key)
+        if value is None and default is not NEEDED:
+            return default
+        if not kind.accepts(value):
+            self.refuse(key, kind.words, "nothing" if value is None else f"{value!r:.80}")
+        return value
+
+    def refuse(self, key: str, expected: str, got: str) -> NoReturn:
+        raise InputError(
+            f"{self.file.path}: {self._prefix}{key}: expected {expected}, got {got}; convert the model again "
+            "with a new llama.cpp, or take another file"
+        )
+
+    def check_all_taken(self) -> None:
+        """Raises `InputError` for an entry that nobody took: it may change the arithmetic."""
+        for key in sorted(self._left):
+            said = f"sets {self._prefix}{key} to {self._entries[key]!r:.40}"
+            raise InputError(f"{self.file.path} {said}, which FlowSpec does not apply; expected none")

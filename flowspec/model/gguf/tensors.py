@@ -1,34 +1,36 @@
 """The tensors of a GGUF file under the names of transformers, unpacked block of rows by block of rows.
 
-Which tensor is which, `names.py` says. What llama.cpp's converter does to tensors is taken back. *Llama's*
+Which tensor is which, `checkpoint_names` says; blocks are spread out into levels and scales without a loss
+(the layouts of ggml's `block_q4_0`, `block_q4_K` and so on). What llama.cpp's converter does to tensors is
+taken back. *Llama's*
 heads turn pairs of numbers with the position: in a file the two of a pair are neighbours, elsewhere half a
 head apart. *Norms* whose weights are added to 1 are stored with it. *Linear attention* (Qwen3.5): several
 heads of values share one of keys. In transformers they lie beside each other; in a file all that are the
 first of their head of keys come first, then all that are the second. Rows are brought back in order; so are
 the inputs of the last matrix where it is unpacked, while one that stays packed takes its inputs in the file's
 order, since a block may hold several heads'. How fast a state fades, A_log, is there as -e^A_log, which has
-no exact logarithm: layers compute with it as it is (`names.STORED_FADING`).
+no exact logarithm: layers compute with it as it is (`STORED_FADING`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import DeltaRule, ModelSpec
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import F32, I64, Numbers
-from flowspec.model.arithmetic.packed import Levels
-from flowspec.model.families import PLAIN_ROOT, check_family
-from flowspec.model.gguf.blocks import levels_of
-from flowspec.model.gguf.config import FACTORS
+from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
+from flowspec.model.families import PLAIN_ROOT, Family, check_family
+from flowspec.model.gguf.config import FACTORS, LAYER_TABLE
 from flowspec.model.gguf.file import SMALL, GgufTensor, Octets
-from flowspec.model.gguf.names import OF_ALL_LAYERS, checkpoint_names
 from flowspec.model.layer_by_layer import layer_part
-from flowspec.model.parts import LAYER_INPUT
+from flowspec.model.parts import LAYER_INPUT, LayerShape
 from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 
 _CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
@@ -229,3 +231,144 @@ class GgufTensors(Tensors):
                 f"the width of a layer's part to be a multiple of a block's, got {self.shape(name)[1]}"
             )
         return packed[order, part * size : (part + 1) * size]
+
+
+NEXTN = "nextn."
+"""How names begin, in a block behind the last layer, of what an MTP layer has besides a decoder layer."""
+NEXTN_NAMES = {
+    "embedding": "enorm",
+    "feature": "hnorm",
+    "projection": "eh_proj",
+    "last_norm": "shared_head_norm",
+    "own_embedding": "embed_tokens",
+    "own_lm_head": "shared_head_head",
+}
+"""What follows, by what `MtpLayout` calls it."""
+OF_ALL_LAYERS = {
+    LAYER_TABLE: "table",
+    "per_layer_model_proj.weight": "projection",
+    "per_layer_proj_norm.weight": "norm",
+}
+"""Of what the inputs are made that layers of Gemma 4 have of their own, and what a layer's part is called:
+columns of the table, rows of the projection, and the norm, which is the same for all."""
+STORED_FADING = "linear_attn.A"
+"""What a checkpoint's tensor of a layer is called here that holds -e^A_log in the place of A_log."""
+_OTHERWISE = {
+    STORED_FADING: "ssm_a",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+"""What files call what the gguf package has no name for, by what it is called here."""
+
+
+def checkpoint_names(architecture: str, family: Family, spec: ModelSpec, has_mtp: bool) -> dict[str, str]:
+    """What checkpoints call a model's tensors, by what its GGUF files may call them; with `{}` for an expert
+    where a tensor has all of them.
+
+    Names are looked up as llama.cpp's converter does: experts are joined, and everything is a weight or a
+    bias.
+    """
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    (kind,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
+    table, layers, in_layers = get_tensor_name_map(kind, 1), len(spec.layers), dict[str, str]()
+    for layer in dict.fromkeys(spec.layers):
+        shape = LayerShape(spec=layer, family=family, hidden=spec.hidden, has_fading=True)
+        for parameter in shape.parameters():
+            ways = family.ways_to_stack(parameter) or ((family.renamed.get(parameter, parameter),),)
+            for name in itertools.chain(*reversed(ways)):  # of matrices that may be joined, each by itself
+                known = name.replace("experts.{}.", "experts.").replace(".dt_bias", ".dt_proj.bias")
+                known = known.replace("_correction_bias", "_correction.bias")
+                known += ".weight" if known.endswith(("sinks", "layer_scalar")) else ""
+                stem, _, end = known.rpartition(".")
+                if theirs := table.get_name(f"model.layers.0.{stem}"):
+                    in_layers[f"{theirs.removeprefix('blk.0.')}.{end}"] = name
+                if name in _OTHERWISE:
+                    in_layers[_OTHERWISE[name]] = name
+    found = {"output.weight": PLAIN_ROOT.lm_head}
+    for name in ("embed_tokens", family.last_norm):
+        found[f"{table.get_name(f'model.{name}')}.weight"] = f"{PLAIN_ROOT.prefix}{name}.weight"
+    prefixes = [f"{PLAIN_ROOT.prefix}layers.{layer}." for layer in range(layers)]
+    if family.mtp is not None and has_mtp:
+        mtp, stem = family.mtp, family.mtp.prefix.format(layers)
+        prefixes.append(stem + mtp.layer)
+        for part, leaf in NEXTN_NAMES.items():
+            if own := getattr(mtp, part):
+                found[f"blk.{layers}.{NEXTN}{leaf}.weight"] = f"{stem}{own}.weight"
+    for block, prefix in enumerate(prefixes):
+        found |= {f"blk.{block}.{leaf}": prefix + name for leaf, name in in_layers.items()}
+    return found
+
+
+def levels_of(kind: str, rows: Octets, inputs: int) -> Levels:
+    """Of a matrix of ggml's type `kind`, one of `FORMS`, from its rows in the file, `[out, row bytes]`."""
+    form = FORMS[kind]
+    blocks = rows.reshape(len(rows), inputs // form.unit, -1)  # [out, units, bytes of a block]
+    if form.unit == GROUP:
+        return _of_groups(form, blocks)
+    return _of_sixteen_inputs(blocks) if form.halves == 2 else _of_eight_groups(form, blocks)
+
+
+def _of_groups(form: Form, blocks: Octets) -> Levels:
+    """Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q8_0 and MXFP4: a scale, in some a minimum (ggml adds it, a panel's is
+    taken off), in some the fifth bit of each level, and levels."""
+    if form.has_exponents:
+        return Levels(scales=blocks[..., 0], levels=_nibbles(blocks[..., 1:]))
+    if form.bits == 8:
+        return Levels(scales=_halves(blocks, 0), levels=blocks[..., 2:] ^ 128)
+    rest = blocks[..., 4:] if form.has_minimum else blocks[..., 2:]
+    levels = _nibbles(rest[..., -GROUP // 2 :])
+    if form.bits == 5:
+        levels |= np.unpackbits(rest[..., :4], 2, bitorder="little") << 4
+    minimums = -_halves(blocks, 2) if form.has_minimum else None
+    return Levels(scales=_halves(blocks, 0), minimums=minimums, levels=levels)
+
+
+def _of_eight_groups(form: Form, blocks: Octets) -> Levels:
+    """Q4_K and Q5_K: a scale, a minimum, whole ones of groups, in Q5_K the fifth bit of each level, and
+    levels: a group in the low halves of 32 bytes, the next in the high ones."""
+    whole_scales, whole_minimums = _six_bits(blocks[..., 4:16])
+    chunks = blocks[..., -128:].reshape(*blocks.shape[:2], 4, GROUP)
+    levels = np.stack([chunks & 15, chunks >> 4], 3).reshape(*blocks.shape[:2], 8, GROUP)
+    if form.bits == 5:
+        places = np.arange(8, dtype=np.uint8)[:, None]
+        levels |= (blocks[..., None, 16:48] >> places & 1) << 4
+    return Levels(
+        levels=levels.reshape(len(blocks), -1, GROUP),
+        scales=_halves(blocks, 0),
+        minimums=_halves(blocks, 2),
+        whole_scales=whole_scales.reshape(len(blocks), -1, 1),
+        whole_minimums=whole_minimums.reshape(len(blocks), -1),
+    )
+
+
+def _of_sixteen_inputs(blocks: Octets) -> Levels:
+    """Q6_K, of 128 inputs: four bits in 64 bytes, of the first half in the low halves; two bits in 32
+    bytes."""
+    size = blocks.shape[:2]
+    low, high = blocks[..., :128].reshape(*size, 2, 64), blocks[..., 128:192].reshape(*size, 2, 1, GROUP)
+    fours = np.concatenate([low & 15, low >> 4], 3).reshape(*size, 2, 4, GROUP)
+    twos = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    return Levels(
+        levels=(fours | twos << 4).reshape(len(blocks), -1, GROUP),
+        scales=_halves(blocks, 208),
+        whole_scales=np.ascontiguousarray(blocks[..., 192:208]).view(np.int8).reshape(len(blocks), -1, 2),
+    )
+
+
+def _halves(blocks: Octets, at: int) -> npt.NDArray[np.float16]:
+    """A float16 of each block, `[out, units]`."""
+    return np.ascontiguousarray(blocks[..., at : at + 2]).view(np.float16)[..., 0]
+
+
+def _nibbles(blocks: Octets) -> Octets:
+    """Levels of four bits of 32 inputs, `[out, groups, 32]`: low halves of 16 bytes, then high ones."""
+    return np.concatenate([blocks & 15, blocks >> 4], 2)
+
+
+def _six_bits(twelve: Octets) -> tuple[Octets, Octets]:
+    """Scales and minimums of eight groups, each `[out, units, 8]`: the first four in the low bits of eight
+    bytes, the others in four bytes' halves and what is above those bits."""
+    first, second, third = twelve[..., :4], twelve[..., 4:8], twelve[..., 8:]
+    scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], 2)
+    return scales, np.concatenate([second & 63, third >> 4 | second >> 6 << 4], 2)

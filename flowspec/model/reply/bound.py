@@ -8,18 +8,28 @@ vocabulary spells with other tokens is a text like any other. No free text has o
 
 from __future__ import annotations
 
+import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.model.grammar import check_grammar, rule_of
-from flowspec.model.reply.arguments import arguments_of
-from flowspec.model.reply.channels import CHANNEL, END, MESSAGE, START
-from flowspec.model.reply.form import CHANNELS, CallFormat, ReplyForm
-from flowspec.model.reply.parts import Tool
-from flowspec.model.reply.rules import Rules, sequence
+from flowspec.model.grammar import (
+    DESCRIBING,
+    NAMED_SCHEMAS,
+    check_grammar,
+    check_size,
+    json_rule,
+    rule_of,
+    schema_text,
+    size_of,
+)
+from flowspec.model.reply.calls import types_of
+from flowspec.model.reply.form import CHANNELS, CallFormat, Piece, ReplyForm
+from flowspec.model.reply.parts import CHANNEL, END, MESSAGE, START, Tool
 
 _SPACE = r"/[ \n]{0,4}/"  # before thoughts (GLM), and between them and what follows, if that is no text
 _NO_OBJECT = r"/[\s\x1c-\x1f]*([^\s\x1c-\x1f{](?s:.*))?/"
@@ -128,7 +138,7 @@ def _behind_thoughts(rules: Rules, form: ReplyForm, wanted: Wanted) -> str:
 def _call(rules: Rules, calls: CallFormat, tools: Sequence[Tool]) -> str:
     """A call of one of these, without the mark before it."""
     ways = []
-    for name, arguments in arguments_of(rules, tools, calls.arguments).items():
+    for name, arguments in arguments_of(rules, tools, calls).items():
         begin = [each.replace("{name}", name) if isinstance(each, str) else each for each in calls.begin]
         ways.append(sequence(rules.spelled(*begin), arguments, rules.spelled(calls.end)))
     return rules.rule(*ways)
@@ -147,3 +157,215 @@ def _in_channels(rules: Rules, wanted: Wanted) -> str:
         last.append(message("final", text if wanted.answer is None else rules.rule(rule_of(*wanted.answer))))
     begun = rules.spelled(f"{END}{START}assistant")
     return f"(({' | '.join(before)}) {begun})* ({' | '.join(last)})"
+
+
+_SIGN = re.compile(r"[^\w<>]")
+
+
+class Rules:
+    """Each of the `names` that is one of the special `tokens` is that token, and nothing else."""
+
+    def __init__(self, tokens: Mapping[str, int], names: Iterable[str]) -> None:
+        self._tokens = {name: tokens[name] for name in names if name in tokens}
+        self._cut = re.compile(f"({'|'.join(map(re.escape, self._tokens)) or '(?!)'})")
+        self.marks: list[int] = []
+        """The tokens that the rules name, in the order of their numbers there."""
+        self._rules: dict[str, str] = {}
+        self._size = 0
+
+    def grammar(self, start: str) -> str:
+        """All of it, from what a reply is."""
+        return "\n".join([f"start: {start}", *(f"{name}: {body}" for body, name in self._rules.items())])
+
+    def rule(self, *ways: str) -> str:
+        """The name of a rule for any of these."""
+        return self._named("r", " | ".join(ways))
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """The name of a rule for what a schema allows. Raises `InputError` where all come to too much."""
+        body = json_rule(schema)
+        if body not in self._rules:
+            self._size += size_of(schema)
+            check_size(self._size)
+        return self.rule(body)
+
+    def spelled(self, *pieces: Piece) -> str:
+        """A text, with the special tokens in it."""
+        return sequence(*map(self._piece, pieces))
+
+    def behind(self, before: str, text: str) -> str:
+        """A text behind what a terminal or an expression matches, as one terminal up to the first special
+        token: where the library cuts texts into terminals it takes the longest ones, whatever follows."""
+        head = self._cut.split(text, maxsplit=1)[0]
+        first = self._named("T", f"{before} {_quoted(head)}") if head else before
+        return sequence(first, self.spelled(text[len(head) :]))
+
+    def text(
+        self, without: Iterable[str] = (), *, least: int = 0, most: float = math.inf, first: str = ""
+    ) -> str:
+        """Any text of so many characters, or of the expression `first`, that has none of these in it."""
+        names = "|".join(_escaped(each) for each in dict.fromkeys(without))
+        wanted = first or f"/(?s:.{{{least},{most if most < math.inf else ''}}})/"
+        return self._named("T", f"{wanted} & ~/(?s:.*)({names})(?s:.*)/" if names else wanted)
+
+    def _named(self, kind: str, body: str) -> str:
+        """The name of a rule (r) or terminal (T) with this body."""
+        return self._rules.setdefault(body, f"{kind}{len(self._rules)}")
+
+    def _piece(self, piece: Piece) -> str:
+        if isinstance(piece, tuple):
+            return f"({sequence(self._piece(piece[0]), *piece[1:])})?"
+        parts = self._cut.split(piece)
+        return sequence(*(self._mark(part) if part in self._tokens else _quoted(part) for part in parts))
+
+    def _mark(self, name: str) -> str:
+        token = self._tokens[name]
+        if token not in self.marks:
+            self.marks.append(token)
+        return f"mark_{self.marks.index(token)}"
+
+
+def sequence(*parts: str) -> str:
+    """One part behind the other, without those that are empty."""
+    return " ".join(filter(None, parts))
+
+
+def _quoted(text: str) -> str:
+    """A text in a grammar; nothing for none."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def _escaped(text: str) -> str:
+    """A text in a regular expression of a grammar."""
+    return _SIGN.sub(lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", text)
+
+
+Schema = Mapping[str, Any]
+_IDS = frozenset(("$schema", "$id"))
+_ANY_OTHER = frozenset(("additionalProperties", "patternProperties", "$ref", "allOf", "anyOf", "oneOf", "if"))
+"""What says which properties there may be beside those of `properties`."""
+_OF_OBJECTS = _IDS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+_OF_TEXTS = frozenset(("type", "enum", "const", "minLength", "maxLength", "anyOf", "oneOf"))
+_REFERENCE = re.compile(r'"\$ref":"([^"]*)"')
+_TAG = "</parameter>"
+_CLOSE = f"\n{_TAG}\n"
+
+
+def arguments_of(rules: Rules, tools: Sequence[Tool], calls: CallFormat) -> dict[str, str]:
+    """What the arguments of each of the tools are, by its name. Raises `InputError` with that name."""
+    found, length, size, most = {}, 0, 0, limits.GRAMMAR_BYTES_MAX
+    for tool in tools:
+        try:
+            schema = _schema(tool)
+            text = schema_text(schema)
+            length += len(text.encode("utf-8", "surrogatepass"))
+            if length > most:
+                raise InputError(f"the parameters of all tools: expected at most {most} bytes, got {length}")
+            size += size_of(schema)
+            check_size(size, "the parameters of all tools")
+            check_grammar("json_schema", text)
+            write = xml_arguments if calls.has_xml_arguments else Rules.json
+            found[tool.name] = write(rules, schema)
+        except (InputError, RecursionError) as error:
+            why = error if isinstance(error, InputError) else "expected fewer schemas in schemas"
+            raise InputError(f"the parameters of {tool.name!r} cannot be obeyed: {why}") from None
+    return found
+
+
+def _schema(tool: Tool) -> Schema:
+    """An object of what a tool declares, and of nothing else unless it says so."""
+    found = {"type": "object", **_undescribed(tool.parameters)}
+    if "properties" in found and _ANY_OTHER.isdisjoint(found):
+        found["additionalProperties"] = False
+    return found
+
+
+def _undescribed(schema: Any, *, are_named: bool = False) -> Any:
+    """A schema, or schemas that `are_named`, without the words that describe, which are most of many."""
+    if isinstance(schema, list):
+        return [_undescribed(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if are_named:
+        return {name: _undescribed(each) for name, each in schema.items()}
+    return {
+        word: said if word in ("enum", "const") else _undescribed(said, are_named=word in NAMED_SCHEMAS)
+        for word, said in schema.items()
+        if word not in DESCRIBING - _IDS
+    }
+
+
+def xml_arguments(rules: Rules, schema: Schema) -> str:
+    """Each argument in tags with its name: a text as it is, up to the closing tag, anything else as JSON."""
+    if unknown := schema.keys() - _OF_OBJECTS:
+        raise InputError(
+            f"of all arguments together, {min(unknown)!r:.40} is not obeyed in this model's format"
+        )
+    if schema["type"] != "object":
+        raise InputError(f"type: expected object, got {schema['type']!r:.40}")
+    fields, needed = schema.get("properties", {}), schema.get("required", [])
+    if missing := [name for name in needed if name not in fields]:
+        raise InputError(f"required: expected names of properties, got {missing[0]!r:.40}")
+    arguments = []
+    for name, inner in fields.items():
+        if not name or name != name.strip() or any(sign in name for sign in "<>\n"):
+            raise InputError(f"expected names without <, > and white space around them, got {name!r:.80}")
+        argument = sequence(rules.spelled(f"<parameter={name}>\n"), _value(rules, schema, inner))
+        arguments.append(argument if name in needed else f"({argument})?")
+    return sequence(*arguments)
+
+
+def _value(rules: Rules, root: Schema, schema: Any) -> str:
+    """A value of a schema within that of all arguments, the `root`, up to the tag that closes it."""
+    kinds = types_of(schema)
+    if "string" not in kinds:
+        return sequence(rules.json(_alone(root, schema)), rules.spelled(_CLOSE))
+    listed = _listed(schema)
+    may_be_null = "null" in kinds and (listed is None or None in listed)
+    null = [rules.spelled(f"null{_CLOSE}")] if may_be_null else []
+    return rules.rule(*_texts(rules, schema), *null)
+
+
+def _listed(schema: Schema) -> list[Any] | None:
+    """The only values of a schema; None for one that lists none."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
+
+
+def _texts(rules: Rules, schema: Schema) -> list[str]:
+    """Texts that a schema allows, each up to the tag that closes it."""
+    if unknown := schema.keys() - _OF_TEXTS:
+        raise InputError(
+            f"{min(unknown)!r:.40} of a text is not obeyed in this model's format, which has no quotes"
+        )
+    ways = schema.get("anyOf", schema.get("oneOf"))
+    if ways is not None:
+        texts = [each for each in ways if "string" in types_of(each)]
+        if len(schema) > 1 or ("oneOf" in schema and len(texts) > 1):
+            raise InputError("anyOf, oneOf: expected no more, and one text in oneOf, in this model's format")
+        return [text for each in texts for text in _texts(rules, each)]
+    least, most = schema.get("minLength", 0), schema.get("maxLength", math.inf)
+    if (listed := _listed(schema)) is not None:
+        texts = [each for each in listed if isinstance(each, str) and least <= len(each) <= most]
+        if wrong := [each for each in texts if _TAG in each]:
+            raise InputError(f"expected texts without {_TAG}, got {wrong[0]!r:.80}")
+        found = [rules.spelled(each + _CLOSE) for each in texts]
+    else:
+        found = [rules.behind(rules.text([_TAG], least=least, most=most), _CLOSE)] if least <= most else []
+    if not found:
+        raise InputError("expected what some text satisfies, got what none does")
+    return found
+
+
+def _alone(root: Schema, schema: Any) -> Schema:
+    """A schema within the `root`, with what it refers to there."""
+    schema = {} if schema is True else schema
+    if not isinstance(schema, Mapping):
+        raise InputError(f"expected a JSON schema, got {schema!r:.80}")
+    if _REFERENCE.search(schema_text(schema)):
+        schema = {**schema, **{word: root[word] for word in ("$defs", "definitions") if word in root}}
+    for found in _REFERENCE.findall(schema_text(schema)):
+        if not found.startswith(("#/$defs/", "#/definitions/")):
+            raise InputError(
+                f"$ref: expected one to $defs or definitions, in this model's format, got {found!r:.80}"
+            )
+    return schema

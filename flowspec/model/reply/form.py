@@ -11,19 +11,29 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from flowspec.model.reply.arguments import Arguments, xml_arguments
-from flowspec.model.reply.channels import CHANNEL, CONSTRAIN, MESSAGE, ChannelReader
-from flowspec.model.reply.channels import MARKS as CHANNEL_MARKS
-from flowspec.model.reply.json_calls import read_named, read_objects
-from flowspec.model.reply.parts import Incoming, Kind, Part, Reading, Tool, Tools
-from flowspec.model.reply.rules import Piece, Rules
-from flowspec.model.reply.xml_calls import read_xml
+from flowspec.model.reply.calls import read_named, read_objects, read_xml
+from flowspec.model.reply.parts import (
+    CHANNEL,
+    CONSTRAIN,
+    MESSAGE,
+    ChannelReader,
+    Incoming,
+    Kind,
+    Part,
+    Reading,
+    Tool,
+    Tools,
+)
+from flowspec.model.reply.parts import MARKS as CHANNEL_MARKS
+
+Piece = str | tuple[str, ...]
+"""A text; or what may be left out: a text, and behind it what regular expressions match."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFormat:
     """How calls are written: the first of the `marks`, `opening`, calls with `between` between them, and
-    `closing`; a call is `begin`, in which `{name}` is the tool's, its `arguments`, and `end`.
+    `closing`; a call is `begin`, in which `{name}` is the tool's, its arguments, and `end`.
 
     `marks` begin a call; `read` reads on behind one. `others`: texts within calls that may be special tokens.
     `is_bare`: a call may also stand alone, where the reply begins. `is_last`: nothing may follow, for it
@@ -36,7 +46,7 @@ class CallFormat:
     is_bare: bool = False
     opening: tuple[Piece, ...] = ()
     begin: tuple[Piece, ...] = ('{"name": "{name}", "arguments": ',)
-    arguments: Arguments = Rules.json
+    has_xml_arguments: bool = False
     end: str = "}"
     between: str = ", "
     closing: str = ""
@@ -44,7 +54,7 @@ class CallFormat:
     id_chars: int = 0
 
 
-CHANNELS = CallFormat(  # GPT-OSS, whose replies `channels.py` reads
+CHANNELS = CallFormat(  # GPT-OSS, whose replies `parts.py` reads
     marks=(*CHANNEL_MARKS, CONSTRAIN),
     begin=(f"{CHANNEL}commentary to=functions.{{name}} {CONSTRAIN}json{MESSAGE}",),
     end="",
@@ -54,7 +64,7 @@ XML = CallFormat(  # Qwen3-Coder, Qwen3.5
     others=("</tool_call>",),
     read=read_xml,
     begin=("\n<function={name}>\n",),
-    arguments=xml_arguments,
+    has_xml_arguments=True,
     end="</function>\n</tool_call>",
     between="\n<tool_call>",
 )
