@@ -20,7 +20,7 @@ from rich.markup import escape
 from flowspec.bench.console import progress, show_table
 from flowspec.cli.options import LOCAL, add_model_arguments, cluster_options
 from flowspec.cli.terminal import broken_for
-from flowspec.core.protocol.facts import AskFacts, LinkFacts
+from flowspec.core.protocol.device_messages import AskFacts, LinkFacts
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.runtime.cluster import Device, stage_devices

@@ -7,7 +7,7 @@ slots its path happens to lie in changes no bit.
 
 Layers that are short convolutions hold an input in each slot instead, and so do those with linear attention,
 which have states, too (`linear_attention.py`). Layers with a sliding window may have a cache of their own,
-with fewer slots (`core.protocol.sliding_window`).
+with fewer slots (`core.protocol.model_spec`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from flowspec.core.protocol.model_spec import Heads
+from flowspec.core.protocol.model_spec import STATES_HELD, Heads
 from flowspec.core.protocol.precision import Q8_0
-from flowspec.core.protocol.sliding_window import STATES_HELD
 from flowspec.core.stage.slots import cache_size
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import I32, I64, Array, Bools, Memory, zeros

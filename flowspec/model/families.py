@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from flowspec.core.protocol.model_spec import Norm, Router
-from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
+from flowspec.core.protocol.model_spec import CONVOLUTION, LINEAR, Norm, Router
 from flowspec.errors import InputError
 
 

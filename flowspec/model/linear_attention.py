@@ -9,7 +9,7 @@ anew from `NEAR`, step by step along its path. That is the same series of roundi
 other rows, what was dropped and what was computed before change no bit.
 
 Nothing is taken back from a state. A request that went back, whose rows stand before the end of `NEAR`, goes
-on from `BASE`, which may be the snapshot again, or from the beginning; `core.protocol.sliding_window` says
+on from `BASE`, which may be the snapshot again, or from the beginning; `core.protocol.model_spec` says
 which, and how far back it may go.
 """
 

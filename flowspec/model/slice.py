@@ -14,9 +14,8 @@ from functools import partial
 import numpy as np
 
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.core.protocol.model_spec import DeltaRule, Heads, ModelSpec, holders
+from flowspec.core.protocol.model_spec import STATE_BYTES, STATES_HELD, DeltaRule, Heads, ModelSpec, holders
 from flowspec.core.protocol.precision import CACHE_AUTO, PRECISION_BYTES, cached_as, cached_bytes
-from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD
 from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
@@ -359,9 +358,9 @@ def _rows_of(job: RunLayers) -> list[tuple[JobPart, int]]:
 def carried_places(spec: ModelSpec, begin: int) -> dict[int, slice]:
     """Which numbers of what comes to a layer with a row are keys and values of which source, and its
     `EMBEDDED`."""
-    carried, found, at = spec.carried_at(begin), dict[int, slice](), 0
-    for name in (EMBEDDED, *carried.sources):
-        size = carried.embedding if name == EMBEDDED else spec.layers[name].kv.numbers
+    (embedding, sources), found, at = spec.carried_at(begin), dict[int, slice](), 0
+    for name in (EMBEDDED, *sources):
+        size = embedding if name == EMBEDDED else spec.layers[name].kv.numbers
         if size:
             found[name] = slice(at, at + size)
         at += size

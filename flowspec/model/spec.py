@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flowspec.core.protocol.model_spec import (
+    CONVOLUTION,
+    LINEAR,
     Activation,
     Convolution,
     DeltaRule,
@@ -16,7 +18,6 @@ from flowspec.core.protocol.model_spec import (
     ModelSpec,
     Rotary,
 )
-from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.rotary import rope_parameters, rotary_of

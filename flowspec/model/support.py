@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
+from flowspec.core.protocol.model_spec import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.model_spec import Heads
+from flowspec.core.protocol.model_spec import STATE_BYTES, STATES_HELD, Heads, SlidingWindow, window_for
 from flowspec.core.protocol.precision import (
     ACTIVATIONS,
     CACHE_AUTO,
@@ -15,7 +15,6 @@ from flowspec.core.protocol.precision import (
     cached_as,
     cached_bytes,
 )
-from flowspec.core.protocol.sliding_window import STATE_BYTES, STATES_HELD, SlidingWindow, window_for
 from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.plan.shape import LayersHeld, ModelShape
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign, Drafting
-from flowspec.core.protocol.model_spec import ModelSpec
+from flowspec.core.protocol.model_spec import ModelSpec, SlidingWindow
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError
 from flowspec.validation import Misfit, checked

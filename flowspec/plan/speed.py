@@ -1,11 +1,11 @@
-"""Device profiles as daemons tell them (`core.protocol.facts.Speed`): whether they can be true, and what to
-make of one that says nothing about a precision."""
+"""Device profiles as daemons tell them (`core.protocol.device_messages.Speed`): whether they can be true, and
+what to make of one that says nothing about a precision."""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from flowspec.core.protocol.facts import Facts, PackedSpeed, Speed
+from flowspec.core.protocol.device_messages import Facts, PackedSpeed, Speed
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.core.protocol.precision import PACKED, UNPACKED
 from flowspec.plan.memory import mib

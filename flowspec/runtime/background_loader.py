@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from flowspec.core.cluster.daemon import Loaded, SliceRoom
 from flowspec.core.protocol.cluster_messages import Assign, Error
-from flowspec.core.protocol.weight_messages import WeightAnswer
+from flowspec.core.protocol.device_messages import WeightAnswer
 from flowspec.errors import ClusterError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.plan.memory import mib

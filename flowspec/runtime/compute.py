@@ -25,8 +25,8 @@ import numpy as np
 
 from flowspec.core.cluster.daemon import Loaded
 from flowspec.core.protocol.cluster_messages import Assign, Error
+from flowspec.core.protocol.device_messages import WeightAnswer
 from flowspec.core.protocol.messages import Expand, Proposed, Release
-from flowspec.core.protocol.weight_messages import WeightAnswer
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,

@@ -17,7 +17,7 @@ import numpy as np
 
 from flowspec.core.head.request import Ids, common_prefix
 from flowspec.core.head.sharing import BLOCK
-from flowspec.core.protocol.sliding_window import PROMPT_END_TOKENS, HeldPositions, SlidingWindow
+from flowspec.core.protocol.model_spec import PROMPT_END_TOKENS, HeldPositions, SlidingWindow
 
 
 @dataclass(slots=True)

@@ -53,7 +53,7 @@ from flowspec.core.cluster.daemon import (
 from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Pong, Ready, Welcome
-from flowspec.core.protocol.facts import AskFacts
+from flowspec.core.protocol.device_messages import AskFacts
 from flowspec.core.protocol.types import Message
 from flowspec.core.stage.events import (
     CloseCache,
@@ -81,7 +81,7 @@ from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Sender, Wake, end_context, poll_timeout_ms, ready_sources
 from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
 from flowspec.version import __version__
-from flowspec.wire.codec import decode, joined
+from flowspec.wire.codec import decode, join_rows
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -363,7 +363,7 @@ class Daemon:
         if isinstance(work, SendSegment) and work.rows:
             tensor = work.payload.select(work.rows)
         elif isinstance(work, SendFeatures):
-            tensor = joined([(row,) for row in work.rows])
+            tensor = join_rows([(row,) for row in work.rows])
         is_head = command.caller is not None
         self._last_sent[is_head] = message
         if command.caller is not None:

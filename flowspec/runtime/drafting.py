@@ -27,7 +27,7 @@ from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, WorkFailed, to_
 from flowspec.runtime.emulation import DraftPacer
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.transport import Wake
-from flowspec.wire.codec import joined
+from flowspec.wire.codec import join_rows
 
 
 class DraftThread:
@@ -101,7 +101,8 @@ class DraftThread:
             )
         elif isinstance(work.message, TakeFeatures):
             own = work.message
-            features = to_array(joined(own.rows), tuple(range(len(own.nodes))))  # [nodes, hidden * captures]
+            rows = join_rows(own.rows)  # [nodes, hidden * captures]
+            features = to_array(rows, tuple(range(len(own.nodes))))
             self.drafter.take_features(own.request, own.epoch, own.nodes, features)
         elif isinstance(work.message, CopyFeatures):
             assert isinstance(self.drafter, CopiesFeatures), "its traits say that it copies none"

@@ -15,9 +15,8 @@ from typing import TypeVar
 from flowspec.core.cluster.daemon import SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
-from flowspec.core.protocol.model_spec import ModelSpec
+from flowspec.core.protocol.model_spec import ModelSpec, SlidingWindow
 from flowspec.core.protocol.precision import CACHE_AUTO, cached_as
-from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import accelerator_of

@@ -33,6 +33,7 @@ from flowspec.core.head.events import FeaturesArrived, VerifiedArrived
 from flowspec.core.head.features import check_features
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello, Pong, Ready, Reset, Welcome
+from flowspec.core.protocol.device_messages import TensorBytes
 from flowspec.core.protocol.messages import (
     Commit,
     Expand,
@@ -44,7 +45,6 @@ from flowspec.core.protocol.messages import (
     Verified,
 )
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError, PeerError
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of

@@ -65,7 +65,7 @@ class Probes:
             try:
                 message = decode(frames).message
                 if isinstance(message, Welcome):
-                    found.append(ProbeAnswered(device=device, is_held=message.is_held))
+                    found.append(ProbeAnswered(device=device, is_held=bool(message.holder)))
             except PeerError:  # whoever it is, it is no daemon of ours
                 continue
         return found

@@ -20,8 +20,8 @@ from flowspec.core.head.prompt_chunks import SlotTime
 from flowspec.core.methods import make_method
 from flowspec.core.protocol.limits import TOP_LOGPROBS_MAX
 from flowspec.core.protocol.messages import Sampling
+from flowspec.core.protocol.model_spec import window_for
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
-from flowspec.core.protocol.sliding_window import window_for
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.draft.kinds import FALLBACK, NONE, WITHOUT_TENSORS
 from flowspec.draft.mtp_files import has_mtp

@@ -15,7 +15,7 @@ from flowspec.core.stage.events import ClearSlots, CloseCache, LayersDone, OpenC
 from flowspec.plan.timing import INSTANT, Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.fake_layers import FakeLayers
-from flowspec.wire.codec import Tensor, joined
+from flowspec.wire.codec import Tensor, join_rows
 
 BOUNDARY_SLACK = 1e-9
 """A share of a layer: what is due this shortly after a boundary, by rounding, is due at it."""
@@ -169,6 +169,6 @@ class SimulatedDevice:
                 started_s=run.started_s,
                 ended_s=now_s,
                 logprobs=logprobs,
-                captured=tuple(joined([(state,) * self._captures]) for state in states),
+                captured=tuple(join_rows([(state,) * self._captures]) for state in states),
             )
         )

@@ -19,7 +19,7 @@ from flowspec.draft.protocol import CopiesFeatures, Drafter
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.link import Frames, SimulatedLink
-from flowspec.wire.codec import Envelope, joined
+from flowspec.wire.codec import Envelope, join_rows
 
 ANSWER_BYTES = 64
 """A message of proposals without these: its header and the times of the job."""
@@ -129,7 +129,7 @@ class DrafterDevice:
                 assert isinstance(drafter, CopiesFeatures), "its traits say that it copies none"
                 drafter.copy_features(message)
             else:  # stand-ins for the tensors of a real drafter; only a fake one reads them
-                rows = cast(Any, joined(message.rows))
+                rows = cast(Any, join_rows(message.rows))
                 drafter.take_features(message.request, message.epoch, message.nodes, rows)
             return
         started_s = max(self._free_s, self._clock.now_s)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.core.protocol.messages import Logprobs
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.model_spec import SlidingWindow
 from flowspec.core.stage.events import ClearSlots, CloseCache, Copied, JobPart, OpenCache, RunLayers
 from flowspec.core.stage.slots import SlotMap
 from flowspec.core.stage.stage import StageCore

@@ -40,7 +40,7 @@ from flowspec.core.methods import WITHOUT_GUESSES, make_method
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Features, Open, Release, Segment, Verified
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.model_spec import SlidingWindow
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,
@@ -66,7 +66,7 @@ from flowspec.sim.head_checker import HeadChecker
 from flowspec.sim.language import Language
 from flowspec.sim.link import Frames, Receive, SimulatedLink
 from flowspec.sim.record import HEAD, Digest, SimulatedAnswer
-from flowspec.wire.codec import Envelope, joined
+from flowspec.wire.codec import Envelope, join_rows
 
 EVENTS_MAX = 1_000_000
 
@@ -386,7 +386,7 @@ class World:
                 has_rows = command.payload is not None and command.rows  # none at all is a header only
                 onward.send(command.segment, command.payload.select(command.rows) if has_rows else None)
             elif isinstance(command, SendFeatures):
-                rows = joined([(row,) for row in command.rows])
+                rows = join_rows([(row,) for row in command.rows])
                 self.features.get(index, onward).send(command.features, rows)
             else:
                 returned = self._cluster.returned_row_bytes * command.verified.hops[-1].rows

@@ -1,10 +1,9 @@
 """Messages to bytes and back: a msgpack header frame and, for activations and weights, one raw tensor frame.
 
-The header is a list, `_Header`; a message is a list, too, so a frame names no fields. What stands last and
-has a default may be left out; any other shape is refused. Decoding trusts nothing: sizes are bounded before
-anything is parsed, msgspec checks types and bounds as the message's class declares them, and the message's
-own rules run last. What is wrong raises `PeerError`, never anything else. bfloat16 has no numpy type; its
-bytes travel as they are and only the name of the dtype says what they are.
+Header and message are lists, so a frame names no fields. What stands last and has a default may be left out;
+any other shape is refused. Decoding trusts nothing: sizes are bounded before anything is parsed, msgspec
+checks types and bounds as the message's class declares them, and the message's own rules run last. What is
+wrong raises `PeerError`, never anything else.
 """
 
 from __future__ import annotations
@@ -15,33 +14,31 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import replace
 
 from flowspec import checking
-from flowspec.core.protocol import cluster_messages, facts, limits, messages, weight_messages
+from flowspec.core.protocol import cluster_messages, device_messages, limits, messages
 from flowspec.core.protocol.types import Count, Id, Message, Name, Record, one_of
-from flowspec.core.protocol.weight_messages import TensorBytes
 from flowspec.errors import PeerError, first_line
 from flowspec.validation import misfit, plain
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-BYTES = "uint8"
-"""The dtype of a payload of weights, one row of bytes: only their entry in the checkpoint says what they are.
-"""
+BYTES = "uint8"  # a row of bytes of weights: only their entry in the checkpoint says what they are
+_VERSION = messages.PROTOCOL_VERSION
 _PAYLOAD_BYTES = {**DTYPE_BYTES, BYTES: 1}
 KINDS = tuple(
     kind
-    for module in (cluster_messages, messages, weight_messages, facts)
+    for module in (cluster_messages, messages, device_messages)
     for kind in vars(module).values()
     if isinstance(kind, type) and issubclass(kind, Message) and not kind.__subclasses__()
 )
 """All messages; a header names one by its place here."""
-_EXPLAINED_BYTES_MAX = 1 << 16
-"""A broken message that is longer is not taken apart to say which part of it is."""
+_EXPLAINED_BYTES_MAX = 1 << 16  # a longer message is not taken apart to say which part of it is broken
+_BROKEN = (msgspec.DecodeError, RecursionError)
 
 
 class Tensor(Struct, frozen=True, kw_only=True):
-    """Activations `[rows, width]`, or a row of bytes of weights, as raw bytes, row-major and
-    little-endian."""
+    """Activations `[rows, width]`, or a row of bytes of weights: raw, row-major and little-endian."""
 
     rows: int
     width: int
@@ -52,35 +49,26 @@ class Tensor(Struct, frozen=True, kw_only=True):
         """The same activations with only these rows, in growing order."""
         if len(rows) == self.rows:
             return self
-        size = self.width * DTYPE_BYTES[self.dtype]
-        data = b"".join(bytes(self.data[row * size : (row + 1) * size]) for row in rows)
-        return Tensor(rows=len(rows), width=self.width, dtype=self.dtype, data=data)
+        return replace(self, rows=len(rows), data=b"".join(map(self._row, rows)))
 
     def apart(self) -> tuple[Tensor, ...]:
         """The rows one by one, each with memory of its own."""
+        return tuple(replace(self, rows=1, data=self._row(row)) for row in range(self.rows))
+
+    def _row(self, row: int) -> bytes:
         size = self.width * DTYPE_BYTES[self.dtype]
-        starts = range(0, self.rows * size, size)
-        return tuple(
-            Tensor(rows=1, width=self.width, dtype=self.dtype, data=bytes(self.data[at : at + size]))
-            for at in starts
-        )
+        return bytes(self.data[row * size : (row + 1) * size])
 
 
-def joined(rows: Sequence[Sequence[Tensor]]) -> Tensor:
+def join_rows(rows: Sequence[Sequence[Tensor]]) -> Tensor:
     """Activations of whose rows, each of one dtype, the parts come one by one (`Tensor.apart`): `[rows,
     width]`, all parts side by side."""
-    first = rows[0]
-    return Tensor(
-        rows=len(rows),
-        width=sum(part.width for part in first),
-        dtype=first[0].dtype,
-        data=b"".join(part.data for row in rows for part in row),
-    )
+    first, data = rows[0], b"".join(part.data for row in rows for part in row)
+    return replace(first[0], rows=len(rows), width=sum(part.width for part in first), data=data)
 
 
-class Envelope(Struct, frozen=True, kw_only=True):
-    """A message with who sent it: the cluster's incarnation, the sender's name and its count on this
-    connection."""
+class Envelope(Struct, frozen=True):
+    """A message, the cluster's incarnation, the sender's name, and its count on this connection."""
 
     incarnation: int
     sender: str
@@ -93,9 +81,6 @@ class _Shape(Record, frozen=True, kw_only=True):
     rows: Count
     width: Count
     dtype: Annotated[str, one_of(*_PAYLOAD_BYTES)]
-
-
-_VERSION = messages.PROTOCOL_VERSION
 
 
 class _Header(Record, frozen=True, kw_only=True):
@@ -116,33 +101,20 @@ _BODIES: list[msgspec.msgpack.Decoder[Any]] = [msgspec.msgpack.Decoder(kind) for
 
 def encode(envelope: Envelope) -> list[bytes | memoryview]:
     """The frames of an envelope: header, and the payload if there is one. With `--check` they are read as
-    they would be where they go."""
-    tensor, message = envelope.tensor, envelope.message
-    header = _ENCODER.encode(
-        (
-            _VERSION,
-            _KIND_OF[type(message)],
-            envelope.incarnation,
-            envelope.sender,
-            envelope.sequence,
-            message,
-            None if tensor is None else (tensor.rows, tensor.width, tensor.dtype),
-        )
-    )
+    they would be where they go; raises `BrokenCoreError` for what no peer would take as it is."""
+    tensor, message, incarnation = envelope.tensor, envelope.message, envelope.incarnation
+    kind, sender, count = _KIND_OF[type(message)], envelope.sender, envelope.sequence
+    shape = None if tensor is None else (tensor.rows, tensor.width, tensor.dtype)
+    header = _ENCODER.encode((_VERSION, kind, incarnation, sender, count, message, shape))
     frames: list[bytes | memoryview] = [header] if tensor is None else [header, tensor.data]
     if checking.is_on():
-        check_frames(frames, envelope)
+        try:
+            found = decode(frames)
+        except PeerError as error:
+            raise checking.BrokenCoreError(f"a check failed: this device made a {error}") from None
+        if found != envelope:
+            raise checking.BrokenCoreError(f"a check failed: {envelope!r:.400} comes as {found!r:.400}")
     return frames
-
-
-def check_frames(frames: Sequence[bytes | memoryview], envelope: Envelope) -> None:
-    """Raises `BrokenCoreError` for an envelope of our own that no peer would take as it is."""
-    try:
-        found = decode(frames)
-    except PeerError as error:
-        raise checking.BrokenCoreError(f"a check failed: this device made a {error}") from None
-    if found != envelope:
-        raise checking.BrokenCoreError(f"a check failed: {envelope!r:.400} comes as {found!r:.400}")
 
 
 def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
@@ -153,45 +125,50 @@ def decode(frames: Sequence[bytes | memoryview]) -> Envelope:
         raise PeerError(f"expected a header of at most {limits.HEADER_BYTES_MAX} bytes, got {len(frames[0])}")
     try:
         header = _HEADER.decode(frames[0])
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _BROKEN as error:
         raise _wrong_header(frames[0], error) from None
     kind = KINDS[header.kind]
     try:
         message = _BODIES[header.kind].decode(header.body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _BROKEN as error:
         raise PeerError(f"broken {kind.__name__}: {_explained(header.body, kind, error)}") from None
-    tensor = _tensor(header.shape, frames, kind)
+    tensor = _tensor(header.shape, frames, kind.__name__)
     _check_payload(message, tensor)
-    return Envelope(
-        incarnation=header.incarnation,
-        sender=header.sender,
-        sequence=header.sequence,
-        message=message,
-        tensor=tensor,
-    )
+    return Envelope(header.incarnation, header.sender, header.sequence, message, tensor)
 
 
 def _wrong_header(header: bytes | memoryview, error: Exception) -> PeerError:
     """Of whatever version the header is, the first entry of its list says which."""
     is_short_list = len(header) > 1 and header[0] & 0xF0 == 0x90 and header[1] < 0x80
     if is_short_list and header[1] != _VERSION:
-        return PeerError(
-            f"expected protocol {_VERSION}, got {header[1]}; run the same FlowSpec version everywhere"
-        )
+        hint = "run the same FlowSpec version everywhere"
+        return PeerError(f"expected protocol {_VERSION}, got {header[1]}; {hint}")
     return PeerError(f"broken header: {_explained(header, _Header, error)}")
 
 
 def _explained(data: bytes | memoryview | Raw, kind: type, error: Exception) -> str:
     """Which part of a header or a message is not what it should be."""
     if isinstance(error, msgspec.ValidationError) and len(memoryview(data)) <= _EXPLAINED_BYTES_MAX:
-        with contextlib.suppress(msgspec.DecodeError, RecursionError):  # beyond where it was broken
+        with contextlib.suppress(*_BROKEN):  # beyond where it was broken
             return str(misfit(msgspec.msgpack.decode(data), kind))
     return first_line(error)
 
 
+def _tensor(shape: _Shape | None, frames: Sequence[bytes | memoryview], kind: str) -> Tensor | None:
+    if (shape is None) != (len(frames) == 1):
+        raise PeerError(f"broken {kind}: expected a shape where there is a payload, and nowhere else")
+    if shape is None:
+        return None
+    size, given = shape.rows * shape.width * _PAYLOAD_BYTES[shape.dtype], len(frames[1])
+    if size > limits.PAYLOAD_BYTES_MAX or size != given:
+        payload = f"payload [{shape.rows}, {shape.width}] {shape.dtype}"
+        raise PeerError(f"broken {kind}: {payload} with {given} bytes")
+    return Tensor(rows=shape.rows, width=shape.width, dtype=shape.dtype, data=frames[1])
+
+
 def _check_payload(message: Message, tensor: Tensor | None) -> None:
     """Raises `PeerError` for a payload that does not belong to its message."""
-    if isinstance(message, TensorBytes):
+    if isinstance(message, device_messages.TensorBytes):
         most = limits.WEIGHT_CHUNK_BYTES
         shape = (0, 0, "none") if tensor is None else (tensor.rows, tensor.width, tensor.dtype)
         if shape[::2] != (1, BYTES) or not 1 <= shape[1] <= most:
@@ -207,17 +184,3 @@ def _check_payload(message: Message, tensor: Tensor | None) -> None:
             raise PeerError(f"expected a payload of {message.row_count} rows, got {tensor.rows}")
     elif isinstance(message, messages.Features):
         raise PeerError(f"expected a payload of {message.row_count} rows, got none")
-
-
-def _tensor(shape: _Shape | None, frames: Sequence[bytes | memoryview], kind: type) -> Tensor | None:
-    if (shape is None) != (len(frames) == 1):
-        raise PeerError(
-            f"broken {kind.__name__}: expected a shape where there is a payload, and nowhere else"
-        )
-    if shape is None:
-        return None
-    size, given = shape.rows * shape.width * _PAYLOAD_BYTES[shape.dtype], len(frames[1])
-    if size > limits.PAYLOAD_BYTES_MAX or size != given:
-        told = f"payload [{shape.rows}, {shape.width}] {shape.dtype} with {given} bytes"
-        raise PeerError(f"broken {kind.__name__}: {told}")
-    return Tensor(rows=shape.rows, width=shape.width, dtype=shape.dtype, data=frames[1])

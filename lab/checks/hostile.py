@@ -32,9 +32,9 @@ from safetensors.torch import load_file, save_file
 
 from flowspec import __version__
 from flowspec.core.protocol.cluster_messages import Assign, Error, Hello, Ping, Ready, Reset, Welcome
+from flowspec.core.protocol.device_messages import AskModel, AskNames, ModelOffer, NameList, WeightQuestion
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList, WeightQuestion
 from flowspec.errors import FlowSpecError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import mib

@@ -82,7 +82,7 @@ from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.fake_layers import FakeLayers
 from flowspec.sim.language import HashLanguage
 from flowspec.sim.link import Frames
-from flowspec.wire.codec import Envelope, Tensor, joined
+from flowspec.wire.codec import Envelope, Tensor, join_rows
 from lab.faults.network import Connection, Network
 
 LEASE_S = 3.0
@@ -524,7 +524,7 @@ class SimDaemon:
             return
         message, tensor = work.verified if isinstance(work, SendVerified) else work.features, None
         if isinstance(work, SendFeatures):
-            tensor = joined([(row,) for row in work.rows])
+            tensor = join_rows([(row,) for row in work.rows])
         assert command.caller is not None, "the head is told"
         if not self._send(command.caller, message, tensor):
             self._driver.give(CommandFailed(assignment_id=command.assignment_id, message=message))
@@ -565,8 +565,8 @@ class SimDaemon:
             self._drafter.restart()
         is_known = assign.dtype == "float32" and (assign.drafting is None or self._drafter is not None)
         if not is_known:
-            assert not self._is_honest, f"a head assigns {assign.told}"
-            self._fail(assignment_id, f"no {assign.told} here")
+            assert not self._is_honest, f"a head assigns {assign.summary}"
+            self._fail(assignment_id, f"no {assign.summary} here")
         elif not is_able:
             assert not self._is_honest or self.is_poor, f"{assign.arithmetic} is assigned, which it lacks"
             self._fail(assignment_id, f"no arithmetic {assign.arithmetic} here")
@@ -663,7 +663,7 @@ class SimDaemon:
         given_up = self.layers_max - kept - free  # what it does not keep, and the caches
         room = room_for(new=lacking, cache=0, free=free, growth=0, given_up=given_up)
         if room is SliceRoom.NONE or assign.dtype != "float32":
-            self._fail(assignment_id, f"{assign.told} do not fit here")
+            self._fail(assignment_id, f"{assign.summary} do not fit here")
             return
 
         def made() -> None:

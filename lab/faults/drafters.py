@@ -47,7 +47,7 @@ from flowspec.core.protocol.messages import Expand, Proposed, Release
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.plan.timing import Curve
 from flowspec.sim.drafter import FakeDrafter
-from flowspec.wire.codec import Envelope, joined
+from flowspec.wire.codec import Envelope, join_rows
 from lab.faults.daemon import SimDaemon
 from lab.faults.network import Network
 from lab.faults.pipelines import HEAD, Process, SimPipelines
@@ -86,7 +86,7 @@ class LocalDrafters:
             if isinstance(message, CopyFeatures):
                 drafter.copy_features(message)
             elif isinstance(message, TakeFeatures):
-                rows = joined(message.rows)
+                rows = join_rows(message.rows)
                 drafter.take_features(message.request, message.epoch, message.nodes, rows)
             else:
                 drafter.release(message)

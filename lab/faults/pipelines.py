@@ -280,7 +280,7 @@ class SimPipelines:
             del frames
             if connection.is_open:
                 if isinstance(envelope.message, Welcome):
-                    self.give(ProbeAnswered(device=name, is_held=envelope.message.is_held))
+                    self.give(ProbeAnswered(device=name, is_held=bool(envelope.message.holder)))
                 else:
                     assert not self._is_honest, "Hello is answered with Welcome"
                 self._network.close(connection, by=HEAD)

@@ -19,7 +19,7 @@ from flowspec.core.methods import METHODS, make_method, options_of
 from flowspec.core.methods.base import Method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.model_spec import SlidingWindow
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.device import DeviceSpec
 from flowspec.sim.language import HashLanguage

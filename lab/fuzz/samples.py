@@ -22,7 +22,25 @@ from flowspec.core.protocol.cluster_messages import (
     Reset,
     Welcome,
 )
-from flowspec.core.protocol.facts import AskFacts, Board, Facts, Interface, KernelFacts, LinkFacts, Software
+from flowspec.core.protocol.device_messages import (
+    AskBytes,
+    AskFacts,
+    AskModel,
+    AskNames,
+    AskTensors,
+    AskTokens,
+    Board,
+    Facts,
+    Interface,
+    KernelFacts,
+    LinkFacts,
+    ModelOffer,
+    NameList,
+    Software,
+    TensorBytes,
+    TensorEntry,
+    TensorList,
+)
 from flowspec.core.protocol.messages import (
     Commit,
     Expand,
@@ -48,21 +66,9 @@ from flowspec.core.protocol.model_spec import (
     Mixture,
     ModelSpec,
     Rotary,
+    SlidingWindow,
 )
-from flowspec.core.protocol.sliding_window import SlidingWindow
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import (
-    AskBytes,
-    AskModel,
-    AskNames,
-    AskTensors,
-    AskTokens,
-    ModelOffer,
-    NameList,
-    TensorBytes,
-    TensorEntry,
-    TensorList,
-)
 from flowspec.plan.profile import find_profile
 from flowspec.plan.speed import speed_of
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, Envelope, Tensor, encode

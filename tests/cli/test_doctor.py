@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.core.protocol.cluster_messages import Error
-from flowspec.core.protocol.facts import AskFacts, Facts
+from flowspec.core.protocol.device_messages import AskFacts, Facts
 from flowspec.runtime.transport import split_address
 from flowspec.version import __version__
 from tests.cli.pseudo_terminal import COLUMNS, shown

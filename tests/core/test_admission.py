@@ -14,7 +14,7 @@ from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import Cancel, Forget, PipelineLost, PipelineReformed, Submit
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Release
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.model_spec import SlidingWindow
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.errors import InputError
 from tests.core.scripted_head import Said, ScriptedHead, emits, ends, kinds, opens, sends

@@ -41,9 +41,9 @@ from flowspec.core.cluster.daemon import (
 from flowspec.core.cluster.incarnation import incarnation_of
 from flowspec.core.driving import Log
 from flowspec.core.protocol.cluster_messages import Assign, Error, Loading, Ping, Reset, Welcome
+from flowspec.core.protocol.device_messages import AskModel, AskNames, ModelOffer, NameList
 from flowspec.core.protocol.messages import Segment
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import AskModel, AskNames, ModelOffer, NameList
 
 LOADED = Loaded(
     weight_bytes=1, cache_slots=600, received_bytes=0, hidden_size=4, vocabulary_size=9, reused=False

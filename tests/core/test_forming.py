@@ -66,8 +66,8 @@ from flowspec.core.protocol.cluster_messages import (
     Reset,
     Welcome,
 )
+from flowspec.core.protocol.device_messages import AskModel, AskTokens
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import AskModel, AskTokens
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from tests.core.runs import MEMBERSHIP_TIMEOUTS

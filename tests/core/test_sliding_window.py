@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.sliding_window import SlidingWindow, window_for
+from flowspec.core.protocol.model_spec import SlidingWindow, window_for
 from flowspec.core.stage.events import ClearSlots, OpenCache
 from flowspec.core.stage.slots import SlotMap, WindowSlots
 from flowspec.core.stage.stage import StageCore

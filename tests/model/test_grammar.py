@@ -363,12 +363,12 @@ def test_the_heaviest_are_refused_or_masked_in_bounded_time(name: str) -> None:
 
 def test_token_bytes_travel_as_they_are() -> None:
     tokens = TokenBytes(TEXTS, drops_first_space=True)
-    assert TokenBytes.unpacked(tokens.packed) == tokens
-    assert TokenBytes.unpacked(memoryview(tokens.packed)).digest == tokens.digest
+    assert TokenBytes.unpack(tokens.packed) == tokens
+    assert TokenBytes.unpack(memoryview(tokens.packed)).digest == tokens.digest
     assert TokenBytes(TEXTS).digest != tokens.digest
     for broken in (b"", tokens.packed[:-1], tokens.packed + b"x", b"\xff" * 9, b"\x00" * 20):
         with pytest.raises(ValueError, match="tokens: expected"):
-            TokenBytes.unpacked(broken)
+            TokenBytes.unpack(broken)
     with pytest.raises(ValueError, match="1024 bytes each"):
         TokenBytes((b"x" * 1025,))
 

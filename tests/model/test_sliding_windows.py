@@ -21,8 +21,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods import make_method
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.model_spec import Heads
-from flowspec.core.protocol.sliding_window import SlidingWindow, window_for
+from flowspec.core.protocol.model_spec import Heads, SlidingWindow, window_for
 from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.core.stage.slots import CacheRoom
 from flowspec.draft.language import LanguageModelDrafter

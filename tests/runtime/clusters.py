@@ -24,10 +24,10 @@ from flowspec.core.protocol.cluster_messages import (
     Ready,
     Welcome,
 )
+from flowspec.core.protocol.device_messages import AskModel
 from flowspec.core.protocol.messages import Commit, Open, Sampling, SegmentPart
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from flowspec.core.cluster.daemon import Loaded
 from flowspec.core.protocol.cluster_messages import Assign
-from flowspec.core.protocol.weight_messages import AskModel
+from flowspec.core.protocol.device_messages import AskModel
 from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.runtime.compute import ComputeThread

@@ -21,7 +21,7 @@ from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.runtime.compute import Crashed, WorkFailed, split, to_array, to_wire
 from flowspec.runtime.drafting import DraftThread
 from flowspec.runtime.transport import Wake
-from flowspec.wire.codec import Tensor, joined
+from flowspec.wire.codec import Tensor, join_rows
 
 WAIT_S = 20
 
@@ -144,7 +144,6 @@ def assigns() -> list[Assign]:
 def test_features_of_another_shape_than_was_asked_for_are_the_stages_fault() -> None:
     """They would end the drafter's thread, and with it the head."""
     first, last = assigns()
-    assert last.payload_width(HIDDEN, carried=3) == HIDDEN + 3, "rows carry no features"
     said = Features(request=1, epoch=0, ids=(3,))
     check_features(first, HIDDEN, said, Tensor(rows=1, width=8, dtype="float32", data=bytes(32)))
     check_features(last, HIDDEN, said, Tensor(rows=1, width=4, dtype="float32", data=bytes(16)))
@@ -162,7 +161,7 @@ def test_what_was_captured_is_taken_off_behind_all_that_the_next_stage_needs() -
     assert onward is not None
     assert np.array_equal(to_array(onward, (0, 1)), states[:, :5])
     assert [row.rows for row in captured] == [1, 1]
-    assert np.array_equal(to_array(joined([(row,) for row in captured]), (0, 1)), states[:, 5:])
+    assert np.array_equal(to_array(join_rows([(row,) for row in captured]), (0, 1)), states[:, 5:])
     assert split(states, 9, "float32")[0] is None, "the last stage"
     onward, captured = split(states, 0, "float32")
     assert onward is not None

@@ -13,7 +13,7 @@ from flowspec.core.head.events import Cancel, DrafterLost, Finished, Forget, Sub
 from flowspec.core.methods import METHODS, make_method
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Grammar, Sampling
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.model_spec import SlidingWindow
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.draft.guide import certain_of
 from flowspec.model.grammar import GrammarVocabulary, library_version

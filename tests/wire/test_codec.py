@@ -27,9 +27,14 @@ from flowspec.core.protocol.cluster_messages import (
     Pong,
     Ready,
 )
-from flowspec.core.protocol.facts import (
+from flowspec.core.protocol.device_messages import (
+    ModelOffer,
+    NameList,
     PackedSpeed,
     Speed,
+    TensorBytes,
+    TensorEntry,
+    TensorList,
 )
 from flowspec.core.protocol.messages import (
     PROTOCOL_VERSION,
@@ -50,15 +55,8 @@ from flowspec.core.protocol.messages import (
     VerifiedPart,
 )
 from flowspec.core.protocol.model_spec import ModelSpec
-from flowspec.core.protocol.weight_messages import (
-    ModelOffer,
-    NameList,
-    TensorBytes,
-    TensorEntry,
-    TensorList,
-)
 from flowspec.errors import PeerError
-from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode, joined
+from flowspec.wire.codec import BYTES, DTYPE_BYTES, KINDS, Envelope, Tensor, decode, encode, join_rows
 from lab.fuzz.mutate import mutated
 from lab.fuzz.samples import sample_envelopes
 from tests.specs import spec_of_variant
@@ -787,7 +785,7 @@ def test_rows_come_apart_each_with_memory_of_its_own_and_are_joined_side_by_side
     data[:] = bytes(12)
     assert [bytes(row.data) for row in first] == [bytes(range(at, at + 4)) for at in (0, 4, 8)]
     second = Tensor(rows=3, width=1, dtype="float16", data=b"aabbcc").apart()
-    found = joined([*zip(first, second, strict=True)])
+    found = join_rows([*zip(first, second, strict=True)])
     assert (found.rows, found.width, found.dtype) == (3, 3, "float16")
     lines = [bytes(range(4)) + b"aa", bytes(range(4, 8)) + b"bb", bytes(range(8, 12)) + b"cc"]
     assert bytes(found.data) == b"".join(lines)

@@ -39,10 +39,8 @@ from flowspec.core.protocol.cluster_messages import (
     Reset,
     Welcome,
 )
-from flowspec.core.protocol.facts import AskFacts
-from flowspec.core.protocol.messages import Commit, Expand, Open, Proposed, Release, Segment
-from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import (
+from flowspec.core.protocol.device_messages import (
+    AskFacts,
     AskModel,
     AskTokens,
     ModelOffer,
@@ -52,6 +50,9 @@ from flowspec.core.protocol.weight_messages import (
     WeightAnswer,
     WeightQuestion,
 )
+from flowspec.core.protocol.messages import Commit, Expand, Open, Proposed, Release, Segment
+from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.core.protocol.types import Message
 from flowspec.core.stage.drafter import DrafterCore, DrafterEvent
 from flowspec.core.stage.events import (
     ClearSlots,
@@ -642,7 +643,7 @@ class DaemonCore:
         if claim is Claim.SUPERSEDES:
             self.fired["superseded"] += 1
             self._end_assignment(f"{_holder(caller)} forms another pipeline")
-        self._log(f"{_holder(caller)} assigns {assign.told}")
+        self._log(f"{_holder(caller)} assigns {assign.summary}")
         self._assignments_begun += 1
         core = core_of(assign, self.limits.queued_max)
         assignment = self.assignment = ActiveAssignment(
@@ -668,7 +669,7 @@ class DaemonCore:
             return
         self._end_beside()
         self.fired["beside"] += 1
-        self._log(f"{_holder(caller)} has this daemon make ready for {assign.told}")
+        self._log(f"{_holder(caller)} has this daemon make ready for {assign.summary}")
         self._assignments_begun += 1
         self.beside = Preparation(self._assignments_begun, caller, assign, now_s)
         self._commands.append(
@@ -906,8 +907,8 @@ def check_segment(assign: Assign, loaded: Loaded | None, segment: Segment, paylo
         if payload is not None:
             raise PeerError("the first stage takes tokens, but a payload came")
     elif segment.row_count:
-        width = assign.payload_width(loaded.hidden_size, loaded.carried)
-        expected = (segment.row_count, width, assign.payload_dtype)
+        width = loaded.hidden_size + loaded.carried
+        expected = (segment.row_count, width, ACTIVATIONS[assign.dtype])
         found = None if payload is None else (payload.rows, payload.width, payload.dtype)
         if found != expected:
             raise PeerError(f"expected a payload of {expected}, got {found}")

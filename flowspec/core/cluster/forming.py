@@ -84,9 +84,9 @@ from flowspec.core.protocol.cluster_messages import (
     Welcome,
     capturing_of,
 )
+from flowspec.core.protocol.device_messages import AskModel, AskTokens
 from flowspec.core.protocol.messages import Features, Hop, Proposed, Verified
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import AskModel, AskTokens
 from flowspec.core.stage.slots import CacheRoom
 
 CONTROL, DATA = "head-control", "head-data"

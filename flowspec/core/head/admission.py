@@ -20,7 +20,7 @@ from operator import add, le
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import Submit
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.model_spec import SlidingWindow
 from flowspec.core.stage.slots import UNBOUNDED, CacheRoom, cache_size
 from flowspec.errors import InputError, counted
 

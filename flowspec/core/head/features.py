@@ -17,6 +17,7 @@ from flowspec.core.head.events import FeaturesArrived, TakeFeatures
 from flowspec.core.head.request import Request
 from flowspec.core.protocol.cluster_messages import Assign
 from flowspec.core.protocol.messages import Features
+from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import PeerError
 from flowspec.tree import NodeState
 
@@ -30,7 +31,7 @@ guesses, not the answer."""
 def check_features(assign: Assign, hidden_size: int, features: Features, payload: Any) -> None:
     """Raises `PeerError` for a payload that is not what a stage was to capture; `hidden_size` 0: it is not
     known."""
-    expected = (features.row_count, assign.captured * hidden_size, assign.payload_dtype)
+    expected = (features.row_count, assign.captured * hidden_size, ACTIVATIONS[assign.dtype])
     found = None if payload is None else (payload.rows, payload.width, payload.dtype)
     if hidden_size and found != expected:
         raise PeerError(f"expected features of {expected} of stage {assign.stage + 1}, got {found}")

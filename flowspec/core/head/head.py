@@ -65,7 +65,7 @@ from flowspec.core.methods import WITHOUT_GUESSES, MethodState, make_method
 from flowspec.core.methods.base import Method, View
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, Release, Verified, VerifiedPart
-from flowspec.core.protocol.sliding_window import SlidingWindow
+from flowspec.core.protocol.model_spec import SlidingWindow
 from flowspec.errors import InputError, PeerError
 from flowspec.tree import NodeState
 from flowspec.validation import Document, expect

@@ -18,7 +18,7 @@ from flowspec.core.head.events import Submit
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Logprobs, Open, SegmentPart
-from flowspec.core.protocol.sliding_window import HeldPositions, SlidingWindow
+from flowspec.core.protocol.model_spec import HeldPositions, SlidingWindow
 from flowspec.tree import TokenTree
 
 Ids = NDArray[np.int64]

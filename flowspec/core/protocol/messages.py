@@ -1,9 +1,5 @@
-"""What devices say to each other. A message is frozen; the codec checks what comes (`types`).
-
-`Segment`, `Verified`, `Open`, `Commit` and `Release`, which are here, make up the protocol of the token
-trees, `Expand` and `Proposed` that of drafters on devices of their own; `cluster_messages` set a cluster up
-and watch it, with `weight_messages` and `facts`.
-"""
+"""What an answer takes: the messages of the token trees (`Open`, `Commit`, `Release`, `Segment`, `Verified`,
+`Features`), and those of drafters on devices of their own (`Expand`, `Proposed`)."""
 
 from __future__ import annotations
 
@@ -13,41 +9,33 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, get_type_hints
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.types import (
-    Flags,
     Id,
     IdOrNone,
-    Ids,
     Instant,
     Length,
     Message,
-    Parents,
     Position,
-    Positions,
     Record,
-    RowCount,
+    Rows,
     Seconds,
     Share,
     Token,
-    Tokens,
     one_of,
 )
-from flowspec.validation import expect
+from flowspec.validation import Misfit, expect
 
+# counts up when a message gets or loses a field, or means something else: both ends must have the same
 PROTOCOL_VERSION = 26
-"""Counts up when a message gets or loses a field, or means something else: both ends must have the same."""
-
-
-GRAMMAR_KINDS = ("json_schema", "regex", "lark", "reply")
 _TEMPERATURES = f"0, or {limits.TEMPERATURE_MIN} to {limits.TEMPERATURE_MAX}"
-_BIASES = (
-    f"{-limits.BIAS_MAX} to {limits.BIAS_MAX} for token ids, for at most {limits.LOGIT_BIAS_MAX} of them"
-)
 Penalty = Annotated[float, Meta(ge=-limits.PENALTY_MAX, le=limits.PENALTY_MAX)]
+RepetitionPenalty = Annotated[float, Meta(ge=limits.REPETITION_PENALTY_MIN, le=limits.REPETITION_PENALTY_MAX)]
 Bias = Annotated[float, Meta(ge=-limits.BIAS_MAX, le=limits.BIAS_MAX)]
 TopLogprobs = Annotated[int, Meta(ge=-1, le=limits.TOP_LOGPROBS_MAX)]
+RowCount = Annotated[int, Meta(ge=0, le=limits.NODES_PER_SEGMENT_MAX)]
 Logprob = Annotated[float, Meta(le=0)]
 
 
@@ -59,15 +47,11 @@ def _expect_ascending(name: str, tokens: Sequence[int]) -> None:
 class Grammar(Record, frozen=True, kw_only=True):
     """What an answer's text must be: a JSON document that a schema allows, what a regular expression matches
     as a whole, what llguidance's Lark-like grammar derives, or such a grammar of a whole reply, with thoughts
-    and calls; `text` is the schema, expression or grammar.
+    and calls. Where it may end one of the tokens `ends`, which ascend, is drawn, and nowhere else; so are
+    `marks` where a reply's grammar names them, `mark_0` and so on: they stand for no text."""
 
-    Where it may end one of the tokens `ends` is drawn, and nowhere else; these ascend. `marks` are tokens
-    that stand for no text, of a reply's grammar, which names them `mark_0` and so on, in this order: nowhere
-    else may they be drawn.
-    """
-
-    kind: Annotated[str, one_of(*GRAMMAR_KINDS)]
-    text: str
+    kind: Annotated[str, one_of("json_schema", "regex", "lark", "reply")]
+    text: str  # the schema, expression or grammar
     ends: Annotated[tuple[Token, ...], Meta(min_length=1, max_length=limits.GRAMMAR_ENDS_MAX)]
     marks: Annotated[tuple[Token, ...], Meta(max_length=limits.GRAMMAR_MARKS_MAX)] = ()
 
@@ -81,24 +65,18 @@ class Grammar(Record, frozen=True, kw_only=True):
 
 
 class Sampling(Record, frozen=True, kw_only=True):
-    """How a next token is drawn; `top_k` 0, `top_p` 1 and `min_p` 0 switch their filter off.
-
-    Before anything else `logit_bias` is added to the logits of its tokens; `suppress_tokens` are never drawn
-    (docs/design/exactness.md). Both ascend, and ids that the model does not have mean nothing. Then logits of
-    tokens that stand in the text already are changed (`model.sampler`): `repetition_penalty` counts prompt
-    and answer, 1 switches it off; `frequency_penalty` and `presence_penalty` count the answer alone, 0
-    switches them off. Last, only tokens stay that the `grammar` allows behind the answer so far.
-    """
+    """How a next token is drawn (docs/design/exactness.md). First `logit_bias` is added and `suppress_tokens`
+    go: both ascend, and ids that the model does not have mean nothing. Then penalties change the logits of
+    tokens that stand in the text already (`model.sampler`). Last, only tokens stay that the `grammar` allows
+    behind the answer so far."""
 
     temperature: Annotated[float, Meta(ge=0, le=limits.TEMPERATURE_MAX, description=_TEMPERATURES)] = 0.0
-    top_k: Token = 0
-    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    presence_penalty: Penalty = 0.0
+    top_k: Token = 0  # 0: off
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0  # 1: off
+    min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # 0: off
+    presence_penalty: Penalty = 0.0  # 0: off; it counts the answer alone, as the next does
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[
-        float, Meta(ge=limits.REPETITION_PENALTY_MIN, le=limits.REPETITION_PENALTY_MAX)
-    ] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0  # 1: off; it counts prompt and answer
     seed: Id = 0
     suppress_tokens: Annotated[tuple[Token, ...], Meta(max_length=limits.SUPPRESS_TOKENS_MAX)] = ()
     logit_bias: Annotated[tuple[tuple[Token, Bias], ...], Meta(max_length=limits.LOGIT_BIAS_MAX)] = ()
@@ -111,11 +89,6 @@ class Sampling(Record, frozen=True, kw_only=True):
         _expect_ascending("logit_bias", [token for token, _ in self.logit_bias])
 
     @property
-    def is_biased(self) -> bool:
-        """Whether it changes logits of tokens that it names."""
-        return bool(self.suppress_tokens or self.logit_bias)
-
-    @property
     def needs_text(self) -> bool:
         """Whether what is drawn depends on which tokens stand before it."""
         is_penalised = bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1
@@ -124,25 +97,21 @@ class Sampling(Record, frozen=True, kw_only=True):
     @property
     def is_shaped(self) -> bool:
         """Whether it draws from other logits than the model's own."""
-        return self.is_biased or self.needs_text
+        return bool(self.suppress_tokens or self.logit_bias) or self.needs_text
 
 
 SAMPLING_FIELDS: Mapping[str, type[int | float]] = {
     name: kind for name, kind in get_type_hints(Sampling).items() if kind in (int, float)
 }
-"""Name and type of each field that is a number. Flags, requests, journals and what a model recommends are
-read by them."""
+"""Fields that are numbers: flags, requests, journals and what a model recommends are read by them."""
 
 
 class Logprobs(Record, frozen=True, kw_only=True):
     """Natural logarithms of the model's own probabilities, before temperature and filters: of the token
-    drawn, and of the likeliest tokens.
-
-    `ids` are the likeliest ones, likeliest first and of equals the lowest first, and `values` theirs.
-    """
+    drawn, and of the likeliest tokens."""
 
     chosen: Logprob
-    ids: Annotated[tuple[Token, ...], Meta(max_length=limits.TOP_LOGPROBS_MAX)]
+    ids: Annotated[tuple[Token, ...], Meta(max_length=limits.TOP_LOGPROBS_MAX)]  # of equals the lowest first
     values: Annotated[tuple[Logprob, ...], Meta(max_length=limits.TOP_LOGPROBS_MAX)]
 
     def __post_init__(self) -> None:
@@ -151,19 +120,11 @@ class Logprobs(Record, frozen=True, kw_only=True):
         expect(lowest > -math.inf, "values", lowest, "finite numbers")
 
 
-# -------------------------------------------------------------------------------------------- token trees
-
-
 class Open(Message, frozen=True, kw_only=True):
     """Begins epoch `epoch` of a request: keep the first `keep` tokens of the last epoch, forget everything
     else. With a `source` (-1: none) the tokens kept are copies of those that this other request begins with,
-    and of its own last epoch the request keeps nothing.
-
-    `length` tokens are committed from the start (the prompt); its last one is node `root`. A new chat turn is
-    an Open of the next epoch, so this also is the design's Rewind. With `top_logprobs` (-1: none are wanted)
-    the log-probabilities of each token drawn come with it, and those of so many of the likeliest. The answer
-    begins at position `answer_start`: before `length` where some of it is known already.
-    """
+    and of its own last epoch the request keeps nothing. `length` tokens are committed from the start (the
+    prompt); its last one is node `root`. A new chat turn is an Open of the next epoch."""
 
     request: Id
     epoch: Id
@@ -172,31 +133,30 @@ class Open(Message, frozen=True, kw_only=True):
     root: Id
     slots: Annotated[int, Meta(ge=1, le=limits.CONTEXT_MAX + limits.DRAFT_NODES_MAX)]
     sampling: Sampling
-    top_logprobs: TopLogprobs = -1
-    answer_start: Length
+    top_logprobs: TopLogprobs = -1  # of so many likeliest tokens, and of the one drawn; -1: of none
+    answer_start: Length  # a position, before `length` where some of the answer is known already
     source: IdOrNone = -1
 
     def __post_init__(self) -> None:
         is_copied = self.source >= 0
-        expect(not is_copied or self.source != self.request, "source", self.source, "another request")
-        expect(not is_copied or self.keep > 0, "keep", self.keep, "tokens to copy, where there is a source")
-        expect(self.keep < self.length, "keep", self.keep, f"less than {self.length}")
-        expect(self.answer_start <= self.length, "answer_start", self.answer_start, f"1 to {self.length}")
-        expect(self.slots >= self.length, "slots", self.slots, f"at least {self.length}")
+        self.expect(
+            ("source", not is_copied or self.source != self.request, "another request"),
+            ("keep", not is_copied or self.keep > 0, "tokens to copy, where there is a source"),
+            ("keep", self.keep < self.length, f"less than {self.length}"),
+            ("answer_start", self.answer_start <= self.length, f"1 to {self.length}"),
+            ("slots", self.slots >= self.length, f"at least {self.length}"),
+        )
 
 
 class Commit(Message, frozen=True, kw_only=True):
-    """Nodes `path` are output at positions `base`, `base + 1`, ...; the last of them is the root.
-
-    Cumulative back to `base`, the committed length that every stage is known to have, so a lost Commit heals.
-    With `is_over` the answer has ended: nothing below the root will be asked about again in this epoch.
-    """
+    """Nodes `path` are output at positions `base`, `base + 1`, ...; the last of them is the root. `base` is
+    the committed length that every stage is known to have, so a lost Commit heals."""
 
     request: Id
     epoch: Id
     base: Length
     path: Annotated[tuple[Id, ...], Meta(max_length=limits.COMMIT_PATH_MAX)]
-    is_over: bool = False
+    is_over: bool = False  # the answer has ended: nothing below the root is asked about again in this epoch
 
     @property
     def length(self) -> int:
@@ -204,57 +164,48 @@ class Commit(Message, frozen=True, kw_only=True):
         return self.base + len(self.path)
 
 
+_COLUMNS = ("parents", "tokens", "positions", "committed")
+
+
 class SegmentPart(Record, frozen=True, kw_only=True):
     """The rows of one request in a segment; `opening` rides along until every stage is known to have it."""
 
     commit: Commit
     opening: Open | None
-    ids: Ids
-    parents: Parents
-    tokens: Tokens
-    positions: Positions
-    committed: Flags
+    ids: Rows[Id]
+    parents: Rows[IdOrNone]
+    tokens: Rows[Token]
+    positions: Rows[Position]
+    committed: Rows[bool]
 
     def __post_init__(self) -> None:
-        count = len(self.ids)
-        for name in ("parents", "tokens", "positions", "committed"):
-            entries = len(getattr(self, name))
-            expect(entries == count, name, entries, f"{count} entries, one for every id")
+        count, opening = len(self.ids), self.opening
+        for name in _COLUMNS:
+            if (entries := len(getattr(self, name))) != count:
+                raise Misfit((name,), f"{count} entries, one for every id", entries)
         is_ordered = all(map(operator.lt, self.parents, self.ids))
         expect(is_ordered, "parents", self.parents, "each below its own id")
-        if self.opening is not None:
-            is_same = (self.opening.request, self.opening.epoch) == (self.commit.request, self.commit.epoch)
-            expect(is_same, "opening", self.opening.request, "the request and epoch of the part")
+        if opening is not None:
+            is_same = opening.request == self.commit.request and opening.epoch == self.commit.epoch
+            expect(is_same, "opening", opening.request, "the request and epoch of the part")
 
     def select(self, rows: Sequence[int]) -> SegmentPart:
         """The same part with only these of its rows."""
-        return SegmentPart(
-            commit=self.commit,
-            opening=self.opening,
-            ids=tuple(self.ids[r] for r in rows),
-            parents=tuple(self.parents[r] for r in rows),
-            tokens=tuple(self.tokens[r] for r in rows),
-            positions=tuple(self.positions[r] for r in rows),
-            committed=tuple(self.committed[r] for r in rows),
-        )
+        columns = {name: getattr(self, name) for name in ("ids", *_COLUMNS)}
+        return replace(self, **{name: tuple(map(each.__getitem__, rows)) for name, each in columns.items()})
 
 
 class Hop(Record, frozen=True, kw_only=True):
-    """When a segment came, by the stage's own clock, and what it spent there: waiting behind others,
-    computing, the framework's own work.
+    """What a segment spent at a stage, and which of its rows were dead."""
 
-    `rows` began to run. Dead rows left in the queue (before they ran; not in `rows`), between layers, or
-    late, after all layers had run.
-    """
-
-    received_s: Instant
-    queued_s: Seconds
+    received_s: Instant  # by the stage's own clock
+    queued_s: Seconds  # behind others
     compute_s: Seconds
-    own_s: Seconds
-    rows: RowCount
-    dead_in_queue: RowCount = 0
+    own_s: Seconds  # the framework's own work
+    rows: RowCount  # that began to run
+    dead_in_queue: RowCount = 0  # before they ran; not in `rows`
     dead_between_layers: RowCount = 0
-    dead_late: RowCount = 0
+    dead_late: RowCount = 0  # after all layers had run
 
     @property
     def spent_s(self) -> float:
@@ -285,49 +236,44 @@ class Release(Message, frozen=True, kw_only=True):
 
 
 Hops = Annotated[tuple[Hop, ...], Meta(max_length=limits.STAGES_MAX)]
+_Parts = Meta(max_length=limits.PARTS_PER_SEGMENT_MAX)
 
 
-def _check_rows(message: Segment | Verified) -> None:
-    """What holds for a segment on its way and back."""
-    most = limits.NODES_PER_SEGMENT_MAX
-    expect(message.row_count <= most, "rows", message.row_count, f"at most {most}")
+def _count_rows(parts: Sequence[SegmentPart | VerifiedPart]) -> int:
+    """Of a segment, on its way or back; raises `Misfit` for too many."""
+    count, most = sum([len(part.ids) for part in parts]), limits.NODES_PER_SEGMENT_MAX
+    expect(count <= most, "rows", count, f"at most {most}")
+    return count
 
 
 class Segment(Message, frozen=True, kw_only=True):
-    """What one pipeline slot carries: rows of one or more requests, and beside them a payload `[rows,
-    hidden]`.
-
-    The payload (absent on the first hop) travels as a frame of its own. A segment that lost all its rows
-    still passes on, so that order and credit hold. `releases` are those that some stage may not have yet: the
-    rows may need their room.
-    """
+    """What one pipeline slot carries: rows of one or more requests and, but on the first hop, a payload
+    `[rows, hidden]` as a frame of its own. One that lost all its rows still passes on, so that order and
+    credit hold. `releases` are those that some stage may not have yet: the rows may need their room."""
 
     segment: Id
-    parts: Annotated[tuple[SegmentPart, ...], Meta(max_length=limits.PARTS_PER_SEGMENT_MAX)]
+    parts: Annotated[tuple[SegmentPart, ...], _Parts]
     hops: Hops = ()
     releases: Annotated[tuple[Release, ...], Meta(max_length=limits.LIST_MAX)] = ()
 
     def __post_init__(self) -> None:
-        _check_rows(self)
+        _count_rows(self.parts)
         requests = [part.commit.request for part in self.parts]
         expect(len(set(requests)) == len(requests), "parts", requests, "one part for each request")
 
     @property
     def row_count(self) -> int:
-        return sum(len(part.ids) for part in self.parts)
+        return _count_rows(self.parts)
 
 
 class VerifiedPart(Record, frozen=True, kw_only=True):
-    """Next tokens of the nodes of one request that the last stage found on the output's path.
-
-    `logprobs` are one for each next token, in order, or none at all.
-    """
+    """Next tokens of the nodes of one request that the last stage found on the output's path."""
 
     request: Id
     epoch: Id
-    ids: Ids
-    next_tokens: Tokens
-    logprobs: Annotated[tuple[Logprobs, ...], Meta(max_length=limits.NODES_PER_SEGMENT_MAX)] = ()
+    ids: Rows[Id]
+    next_tokens: Rows[Token]
+    logprobs: Rows[Logprobs] = ()  # one for each next token, or none at all
 
     def __post_init__(self) -> None:
         count, tokens, logprobs = len(self.ids), len(self.next_tokens), len(self.logprobs)
@@ -339,15 +285,11 @@ class Verified(Message, frozen=True, kw_only=True):
     """The last stage's word on a segment; one for every segment, empty ones too: it is the credit."""
 
     segment: Id
-    parts: Annotated[tuple[VerifiedPart, ...], Meta(max_length=limits.PARTS_PER_SEGMENT_MAX)]
+    parts: Annotated[tuple[VerifiedPart, ...], _Parts]
     hops: Hops
 
     def __post_init__(self) -> None:
-        _check_rows(self)
-
-    @property
-    def row_count(self) -> int:
-        return sum(len(part.ids) for part in self.parts)
+        _count_rows(self.parts)
 
 
 class Features(Message, frozen=True, kw_only=True):
@@ -363,16 +305,10 @@ class Features(Message, frozen=True, kw_only=True):
         return len(self.ids)
 
 
-# ------------------------------------------------------------------------------------------------- drafting
-
-
 class Expand(Message, frozen=True, kw_only=True):
     """Run these rows through the drafter that the daemon holds, and propose up to `width` children for each
-    root or uncommitted one.
-
-    The segment's number is the job's. Openings and commits are in it, as for a stage; the control connection
-    carries it, in order with `Release`.
-    """
+    root or uncommitted one. The segment's number is the job's; openings and commits are in it, as for a
+    stage. The control connection carries it, in order with `Release`."""
 
     segment: Segment
     width: Annotated[int, Meta(ge=1, le=limits.DRAFT_WIDTH_MAX)]
@@ -382,8 +318,7 @@ class Expand(Message, frozen=True, kw_only=True):
 
 
 class Proposal(Record, frozen=True, kw_only=True):
-    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each (0
-    to 1)."""
+    """What a drafter proposes below one node: `tokens`, likeliest first, with its own confidence in each."""
 
     request: Id
     epoch: Id
@@ -396,7 +331,7 @@ class Proposed(Message, frozen=True, kw_only=True):
     """A daemon's answer to `Expand`: what its drafter proposes, and how long that took by its clock."""
 
     job: Id
-    proposals: Annotated[tuple[Proposal, ...], Meta(max_length=limits.NODES_PER_SEGMENT_MAX)]
+    proposals: Rows[Proposal]
     compute_s: Seconds
 
     def __post_init__(self) -> None:

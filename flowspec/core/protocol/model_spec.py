@@ -12,29 +12,37 @@ each layer takes something of its own from a token's.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
 from msgspec import Meta
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.types import Record
+from flowspec.core.protocol.types import Length, Position, Record
 from flowspec.validation import expect
 
 Activation = Literal["silu", "gelu_tanh", "relu"]
-QueryNorm = Literal["", "head", "width"]
-"""How queries and keys are normalised: not at all, each head alone, or all heads together."""
+QueryNorm = Literal["", "head", "width"]  # of queries and keys: none, of each head alone, of all together
+# how a mixture's rows choose experts (`plain.choose`)
 Router = Literal["softmax", "softmax to 1", "scaled softmax to 1", "softmax of chosen", "sigmoid"]
-"""How a mixture's rows choose experts (`plain.choose`)."""
-Norm = Literal["weights", "1 + weights"]
-"""What rows are multiplied by after they are normalised."""
-NORMS: tuple[Norm, ...] = get_args(Norm)
-"""In the order of `canonical.c` and `canonical.cu`."""
+Norm = Literal["weights", "1 + weights"]  # what rows are multiplied by after they are normalised
+NORMS: tuple[Norm, ...] = get_args(Norm)  # in the order of `canonical.c` and `canonical.cu`
+
+CONVOLUTION = "conv"  # what transformers' configs call layers that are one, of the length `conv_L_cache`
+LINEAR = "linear_attention"  # behind a convolution of the length `linear_conv_kernel_dim`
+BACK_TOKENS = 1024  # that a request can go back at least without being read again: a turn with its answer
+STATE_BACK_TOKENS = 64  # the same where layers have states, and the `step` there
+STATES_HELD = 3  # by a layer with states: that behind what was given back, the output's, and a snapshot
+STATE_BYTES = 4  # of each number: float32 in every precision, since sums over a whole text are held in it
+# templates end a prompt with fewer tokens that the dialogue's next prompt may not have there, such as the
+# beginning of the answer's thoughts; a snapshot is of so many before
+PROMPT_END_TOKENS = 32
 
 # what runs by a description reads memory where it says; the most of each is ten times above any model known
 Number = Annotated[int, Meta(ge=0, le=1 << 20)]
 Some = Annotated[int, Meta(ge=1, le=1 << 20)]
-HeadCount = Annotated[int, Meta(ge=1, le=1 << 12)]
-ExpertCount = HeadCount
+HeadCount = Annotated[int, Meta(ge=1, le=1 << 12)]  # of experts, too
 KeyWidth = Annotated[int, Meta(ge=1, le=1 << 8)]
 ValueWidth = Annotated[int, Meta(ge=1, le=1 << 10)]
 HeadWidth = Annotated[int, Meta(ge=1, le=1 << 13)]
@@ -56,14 +64,6 @@ class Heads(Record, frozen=True, kw_only=True):
         return 2 * self.count * self.width
 
 
-class Carried(Record, frozen=True, kw_only=True):
-    """What comes with each hidden state to a slice, in this order: the token's embedding, of so many numbers,
-    and keys, then values, of these layers before it."""
-
-    embedding: int
-    sources: tuple[int, ...]
-
-
 class Rotary(Record, frozen=True, kw_only=True):
     """Position embeddings: by how much each pair of a head's numbers turns from one position to the next,
     float32, and what cosine and sine are multiplied by. Pairs without a frequency do not turn."""
@@ -73,27 +73,22 @@ class Rotary(Record, frozen=True, kw_only=True):
 
 
 class Mixture(Record, frozen=True, kw_only=True):
-    """Experts of so many `neurons` in the place of an MLP, among which each row chooses so many; `is_normed`:
-    their shares are brought to a sum of 1, then multiplied by `factor`. They are in `groups`, of which so
-    many are `open` to a row. `has_shared`: what an MLP of `shared_neurons` makes of every row is added,
-    `is_shared_gated`: times a number of the row. `is_parallel`: the layer has an MLP, too, and norms for both
-    (Gemma 4). With a `limit` (0: none) gates and values are clamped, and gated with a `slope`
-    (`plain.clamped`). `has_biases`: router and experts add some."""
+    """Experts in the place of an MLP, among which each row chooses."""
 
     router: Router
-    experts: ExpertCount
-    chosen: ExpertCount
-    neurons: Number = 0
-    is_normed: bool = True
+    experts: HeadCount
+    chosen: HeadCount  # by a row
+    neurons: Number = 0  # of an expert
+    is_normed: bool = True  # shares are brought to a sum of 1, then multiplied by `factor`
     factor: Real = 1.0
     groups: Some = 1
-    open: Some = 1
-    has_shared: bool = False
+    open: Some = 1  # groups, to a row
+    has_shared: bool = False  # what an MLP of `shared_neurons` makes of every row is added
     shared_neurons: Number = 0
-    is_shared_gated: bool = False
-    is_parallel: bool = False
-    has_biases: bool = False
-    limit: Real = 0.0
+    is_shared_gated: bool = False  # that is multiplied by a number of the row
+    is_parallel: bool = False  # the layer has an MLP, too, and norms for both (Gemma 4)
+    has_biases: bool = False  # of router and experts
+    limit: Real = 0.0  # of gates and values, which are then gated with a `slope` (`plain.clamped`); 0: none
     slope: Real = 0.0
 
     def __post_init__(self) -> None:
@@ -141,46 +136,33 @@ class DeltaRule(Record, frozen=True, kw_only=True, tag=True):
 
 
 class Dense(Record, frozen=True, kw_only=True):
-    """A layer of attention, or of a `mixer` in its place, then of an MLP with a gate and so many `neurons`,
-    or a `mixture` of such, each added to the hidden state.
+    """A layer of attention, or of a `mixer` in its place, then of an MLP with a gate, or a `mixture` of such,
+    each added to the hidden state. In heads of EAGLE attention may read a token's embedding first."""
 
-    `is_turned`: whether position embeddings turn queries and keys. `is_gated`: what heads find is multiplied
-    by gates, which come with their queries. `has_value_norm`: values are normalised, without weights.
-    `has_values`: without them keys are values, too. `is_joined`: queries, keys and values are one matrix, and
-    gates and values of an MLP. `biases`: the linear layers that add one. `scale` and `cap` are of scores; cap
-    0: they have no bound. `has_sinks`: some scores are of no key and have no value. `clip`: queries, keys and
-    values have a bound, or 0. `norm_...`: what a layer's norms are called, in the places where it has one.
-    `added_scale`: of what is added to the hidden state. `input_width`: of what the layer takes of a token
-    besides, or 0. `has_factor`: at its end the hidden state is multiplied by a number. `has_entry`: its input
-    is made of a token and a feature, as in MTP. In heads of EAGLE attention may read a token's embedding,
-    through `embedding_norm`, then the hidden state, and to what it finds may be added the hidden state after
-    its norm (`is_residual_normed`).
-    """
-
-    scale: Real
+    scale: Real  # of scores
     activation: Activation
     neurons: Number = 0
     mixer: Convolution | DeltaRule | None = None
-    is_turned: bool = True
-    is_gated: bool = False
-    has_values: bool = True
-    has_value_norm: bool = False
-    is_joined: bool = False
-    biases: Annotated[tuple[FieldName, ...], Meta(max_length=64)] = ()
-    input_width: Number = 0
-    has_factor: bool = False
-    has_entry: bool = False
-    embedding_norm: FieldName = ""
-    is_residual_normed: bool = False
-    cap: Real = 0.0
-    has_sinks: bool = False
-    clip: Real = 0.0
+    is_turned: bool = True  # position embeddings turn queries and keys
+    is_gated: bool = False  # what heads find is multiplied by gates, which come with their queries
+    has_values: bool = True  # without them keys are values, too
+    has_value_norm: bool = False  # without weights
+    is_joined: bool = False  # queries, keys and values are one matrix, and gates and values of an MLP
+    biases: Annotated[tuple[FieldName, ...], Meta(max_length=64)] = ()  # linear layers that add one
+    input_width: Number = 0  # of what the layer takes of a token besides; 0: nothing
+    has_factor: bool = False  # at its end the hidden state is multiplied by a number
+    has_entry: bool = False  # its input is made of a token and a feature, as in MTP
+    embedding_norm: FieldName = ""  # through which attention reads the embedding, then the hidden state
+    is_residual_normed: bool = False  # to what that attention finds the normed hidden state is added
+    cap: Real = 0.0  # of scores; 0: none
+    has_sinks: bool = False  # some scores are of no key and have no value
+    clip: Real = 0.0  # of queries, keys and values; 0: none
     query_norm: QueryNorm = ""
-    norm_before_attention: FieldName = "input_layernorm"
+    norm_before_attention: FieldName = "input_layernorm"  # names of norms, in the places where there is one
     norm_after_attention: FieldName = ""
     norm_before_mlp: FieldName = "post_attention_layernorm"
     norm_after_mlp: FieldName = ""
-    added_scale: Real = 1.0
+    added_scale: Real = 1.0  # of what is added to the hidden state
     mixture: Mixture | None = None
 
     def __post_init__(self) -> None:
@@ -188,22 +170,16 @@ class Dense(Record, frozen=True, kw_only=True):
 
 
 class LayerSpec(Record, frozen=True, kw_only=True):
-    """One layer: its `heads` of queries, the heads of its keys and values, and the layer, its `source`, to
-    whose keys and values it attends, turned by a `rotary` of the model.
+    """One layer of a model."""
 
-    `window`: how many positions a row sees, itself counted; 0: all. `inputs`: how many numbers it holds of a
-    token in the place of keys and values (0: it holds these), and `state` how many its state has. `dense`:
-    None where it computes anything else.
-    """
-
-    heads: HeadCount
+    heads: HeadCount  # of queries
     kv: Heads
-    source: Number
-    rotary: Number = 0
-    window: Number = 0
-    inputs: Number = 0
-    state: Annotated[int, Meta(ge=0, le=1 << 28)] = 0
-    dense: Dense | None = None
+    source: Number  # the layer to whose keys and values it attends
+    rotary: Number = 0  # of the model's, by which those are turned
+    window: Number = 0  # positions that a row sees, itself counted; 0: all
+    inputs: Number = 0  # numbers held of a token in the place of keys and values; 0: it holds these
+    state: Annotated[int, Meta(ge=0, le=1 << 28)] = 0  # numbers of its state
+    dense: Dense | None = None  # None: it computes anything else
 
     def __post_init__(self) -> None:
         is_whole = self.heads > 0 and self.kv.numbers > 0 and not self.heads % self.kv.count
@@ -220,24 +196,20 @@ class LayerSpec(Record, frozen=True, kw_only=True):
 
 
 class ModelSpec(Record, frozen=True, kw_only=True):
-    """`family`: by whose names files hold its weights. `context_max`: the most positions that it runs with
-    one and the same arithmetic. `layer_inputs`: what each layer takes of a token besides its hidden state,
-    from a table of so many tokens, `layer_input_tokens`. `norm` and `eps`: how all norms compute. Embeddings
-    are multiplied by `embedding_scale`; logits are divided by `logit_divisor` and bounded by `logit_cap` (0:
-    they have no bound)."""
+    """What a model computes."""
 
-    family: FieldName = ""
+    family: FieldName = ""  # by whose names files hold its weights
     hidden: Some
     vocabulary: TokenCount
-    context_max: Annotated[int, Meta(ge=0, le=limits.ID_MAX)]
+    context_max: Annotated[int, Meta(ge=0, le=limits.ID_MAX)]  # positions, by one and the same arithmetic
     is_tied: bool
-    layer_inputs: Number = 0
-    layer_input_tokens: TokenCount = 0
-    norm: Norm = "weights"
+    layer_inputs: Number = 0  # numbers that each layer takes of a token besides its hidden state
+    layer_input_tokens: TokenCount = 0  # in the table of these
+    norm: Norm = "weights"  # how all norms compute, with `eps`
     eps: Real = 1e-6
     embedding_scale: Real = 1.0
     logit_divisor: Real = 1.0
-    logit_cap: Real = 0.0
+    logit_cap: Real = 0.0  # 0: none
     rotaries: Annotated[tuple[Rotary, ...], Meta(max_length=limits.LAYERS_MAX)] = ()
     layers: Annotated[tuple[LayerSpec, ...], Meta(min_length=1, max_length=limits.LAYERS_MAX)]
 
@@ -269,9 +241,8 @@ class ModelSpec(Record, frozen=True, kw_only=True):
             expect(layer.inputs == self.hidden, "inputs", layer.inputs, f"{self.hidden}")
         elif dense.mixer is None and dense.is_turned:
             expect(bool(self.rotaries), "rotaries", self.rotaries, "one at least")
-        expect(
-            dense.input_width == self.layer_inputs, "layer_inputs", dense.input_width, f"{self.layer_inputs}"
-        )
+        width, expected = dense.input_width, self.layer_inputs
+        expect(width == expected, "layer_inputs", width, f"{expected}")
 
     @property
     def heads(self) -> tuple[Heads, ...]:
@@ -304,18 +275,17 @@ class ModelSpec(Record, frozen=True, kw_only=True):
         """Of a layer; 0: no layer has any."""
         return 0 if self.mixture is None else self.mixture.experts
 
-    def carried_at(self, begin: int) -> Carried:
-        """What comes to a slice that begins with this layer, and to nobody behind the last one."""
-        count = len(self.layers)
-        return Carried(
-            embedding=self.hidden * (self.layer_inputs > 0 and 0 < begin < count),
-            sources=tuple(layer for layer in holders(self.sources, begin, count) if layer < begin),
-        )
+    def carried_at(self, begin: int) -> tuple[int, tuple[int, ...]]:
+        """What comes with each hidden state to a slice that begins with this layer, in this order: the
+        token's embedding, of so many numbers, and keys, then values, of these layers before it."""
+        count = len(self.layers)  # nothing comes behind the last one
+        embedding = self.hidden if self.layer_inputs and 0 < begin < count else 0
+        return embedding, tuple(each for each in holders(self.sources, begin, count) if each < begin)
 
     def carried_width(self, begin: int) -> int:
         """How many numbers that is for each row."""
-        carried = self.carried_at(begin)
-        return carried.embedding + sum(self.layers[source].kv.numbers for source in carried.sources)
+        embedding, sources = self.carried_at(begin)
+        return embedding + sum(self.layers[source].kv.numbers for source in sources)
 
     @property
     def carried_most(self) -> int:
@@ -326,3 +296,103 @@ class ModelSpec(Record, frozen=True, kw_only=True):
 def holders(sources: tuple[int, ...], begin: int, end: int) -> tuple[int, ...]:
     """The layers whose keys and values a slice `[begin, end)` holds: its own, and sources before them."""
     return tuple(sorted({sources[layer] for layer in range(begin, end)}))
+
+
+class SlidingWindow(Record, frozen=True, kw_only=True):
+    """What layers with a window hold of a request. A row at position p sees those above p - `tokens`. What
+    lies more than `back` before that is given back, `step` positions at a time; but not the end of the
+    prompt, from at least `snapshot` positions before it on (0: that, too).
+
+    Who goes back (an edited turn, another answer to the same question) goes on behind what is held, and needs
+    the window before that place. Further back nobody can go: there the text is read again from its beginning,
+    since a key in the window depends, layer by layer, on all that is before it.
+
+    A short convolution holds its inputs in the same way. So does linear attention, which sums up all before
+    them in a *state*. A state cannot be taken back, so one is held of the place behind what was given back;
+    from there the inputs that are held lead to any later one. They are far larger than keys and values. But a
+    next turn often goes on where the answer began, as its template leaves the answer's thoughts out: so the
+    end of each prompt stays held during its answer, from a *snapshot* of the states on.
+    """
+
+    tokens: Length
+    back: Position = BACK_TOKENS
+    step: Length = limits.CACHE_BLOCK_SLOTS
+    snapshot: Position = 0
+
+    @property
+    def slots(self) -> int:
+        """The most that a layer holds of a request: what may be seen, how far one can go back, what is not
+        given back yet, the end of a prompt, a tree, and the segment that runs."""
+        prompt_end = self.snapshot + self.step if self.snapshot else 0
+        path = self.tokens + self.back + self.step + prompt_end
+        return path + limits.TREE_NODES_MAX + limits.NODES_PER_SEGMENT_MAX
+
+    def nothing_run(self, prompt: int) -> HeldPositions:
+        """Of a request whose prompt of so many tokens is read from its beginning."""
+        return HeldPositions(window=self)._with_prompt(prompt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldPositions:
+    """Of the output's path all from `given_back` on, and before that what lies from `snapshot` on and before
+    `prompt_end`.
+
+    A stage decides by what it has run, the head by the most that any stage can have run: places never come to
+    lie further ahead for having run less, so the head never goes on behind what a stage has given back.
+    """
+
+    window: SlidingWindow
+    given_back: int = 0
+    snapshot: int = 0
+    prompt_end: int = 0
+
+    @property
+    def prompt(self) -> range:
+        """Positions that stay held during the answer."""
+        return range(self.snapshot, self.prompt_end)
+
+    def run(self, length: int) -> HeldPositions:
+        """Once `length` positions of the output's path were run."""
+        window = self.window
+        given_back = (length - window.tokens - window.back) // window.step * window.step
+        return replace(self, given_back=max(self.given_back, given_back))
+
+    def keepable(self, count: int) -> int:
+        """How many of the first `count` positions, at most, may be kept, so that the rows behind them find
+        all that they see."""
+        return next((most for most in (count, min(count, self.prompt_end)) if self._finds_all(most)), 0)
+
+    def keep(self, count: int, prompt: int) -> HeldPositions:
+        """With the first `count` positions kept, which must be `keepable`, and a prompt of so many tokens to
+        go on with."""
+        if count == 0:
+            return self.window.nothing_run(prompt)
+        return replace(self, given_back=self._first(count))._with_prompt(prompt)
+
+    def _first(self, count: int) -> int:
+        """Of the positions that lead to those behind the first `count`."""
+        return min(self.given_back, self.snapshot) if count <= self.prompt_end else self.given_back
+
+    def _finds_all(self, count: int) -> bool:
+        first = self._first(count)
+        return first == 0 or count + 1 - self.window.tokens >= first
+
+    def _with_prompt(self, prompt: int) -> HeldPositions:
+        window = self.window
+        if not window.snapshot:
+            return self
+        place = (prompt - window.snapshot) // window.step * window.step
+        return replace(self, snapshot=max(self.given_back, place), prompt_end=prompt)
+
+
+def window_for(windows: Sequence[int], context: int, *, has_states: bool = False) -> SlidingWindow | None:
+    """What layers with these windows hold of requests with such a context at a stage; None where
+    there are none, and where holding less would save nothing."""
+    tokens = max(windows, default=0)
+    if not tokens:
+        return None
+    window = SlidingWindow(tokens=tokens)
+    if has_states:
+        back = STATE_BACK_TOKENS
+        window = SlidingWindow(tokens=tokens, back=back, step=back, snapshot=PROMPT_END_TOKENS)
+    return window if window.slots < context + limits.TREE_NODES_MAX else None

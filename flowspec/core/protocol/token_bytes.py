@@ -50,7 +50,7 @@ class TokenBytes:
         return hashlib.sha256(self.packed).hexdigest()
 
     @staticmethod
-    def unpacked(data: bytes | bytearray | memoryview) -> TokenBytes:
+    def unpack(data: bytes | bytearray | memoryview) -> TokenBytes:
         """What was `packed`; raises `ValueError` for anything else."""
         data = bytes(data)
         size = len(data)

@@ -34,7 +34,7 @@ import numpy as np
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Commit, Open, Release, SegmentPart
-from flowspec.core.protocol.sliding_window import HeldPositions, SlidingWindow
+from flowspec.core.protocol.model_spec import HeldPositions, SlidingWindow
 from flowspec.core.stage.events import (
     ClearSlots,
     CloseCache,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.sliding_window import CONVOLUTION, LINEAR
+from flowspec.core.protocol.model_spec import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES
 from flowspec.model.gguf.file import (

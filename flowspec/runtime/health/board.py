@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from flowspec.core.protocol.facts import Board
+from flowspec.core.protocol.device_messages import Board
 from flowspec.core.protocol.limits import CELSIUS_RANGE, NAME_CHARS_MAX
 
 TOOL_S = 2.0

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from flowspec.core.cluster.agreement import Agreement, Lack
 from flowspec.core.protocol.cluster_messages import Arithmetics
-from flowspec.core.protocol.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
+from flowspec.core.protocol.device_messages import Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.plan.memory import PROCESS_BYTES, mib
 from flowspec.plan.speed import why_insane
 from flowspec.rounding import rounded

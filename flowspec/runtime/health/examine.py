@@ -23,7 +23,7 @@ import zmq
 from msgspec import structs
 
 from flowspec.core.protocol.cluster_messages import Error, Hello, Loading, Welcome
-from flowspec.core.protocol.facts import AskFacts, Facts, Interface, LinkFacts
+from flowspec.core.protocol.device_messages import AskFacts, Facts, Interface, LinkFacts
 from flowspec.core.protocol.types import Message
 from flowspec.errors import FlowSpecError, PeerError
 from flowspec.folders import keys_folder

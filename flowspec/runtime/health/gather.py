@@ -1,5 +1,5 @@
-"""Everything a daemon tells about its device (`core.protocol.facts`), gathered at once. Takes seconds where
-torch must be asked for CUDA."""
+"""Everything a daemon tells about its device (`core.protocol.device_messages`), gathered at once. Takes
+seconds where torch must be asked for CUDA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics
-from flowspec.core.protocol.facts import AskFacts, Facts, KernelFacts, LinkFacts, Software
+from flowspec.core.protocol.device_messages import AskFacts, Facts, KernelFacts, LinkFacts, Software
 from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.host_memory import host_memory
 from flowspec.model.arithmetic.compiled import threads

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from flowspec.core.protocol.facts import Interface
+from flowspec.core.protocol.device_messages import Interface
 from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.health.board import read_number, read_text
 

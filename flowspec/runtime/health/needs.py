@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flowspec.core.protocol.model_spec import window_for
 from flowspec.core.protocol.precision import ACTIVATIONS
-from flowspec.core.protocol.sliding_window import window_for
 from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name

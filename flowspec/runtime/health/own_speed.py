@@ -11,7 +11,7 @@ import platform
 import time
 from pathlib import Path
 
-from flowspec.core.protocol.facts import Speed
+from flowspec.core.protocol.device_messages import Speed
 from flowspec.errors import InputError
 from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.model.arithmetic import build

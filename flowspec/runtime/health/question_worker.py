@@ -17,7 +17,7 @@ from msgspec import structs
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error, Loading
-from flowspec.core.protocol.facts import AskFacts, Facts
+from flowspec.core.protocol.device_messages import AskFacts, Facts
 from flowspec.runtime.transport import Sender, Wake
 
 RETRY_S = 1.0

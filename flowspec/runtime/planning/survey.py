@@ -22,7 +22,7 @@ import psutil
 import zmq
 
 from flowspec.core.cluster.holder import Holder, head_called
-from flowspec.core.protocol.facts import Facts, LinkFacts
+from flowspec.core.protocol.device_messages import Facts, LinkFacts
 from flowspec.errors import ClusterError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import PROCESS_BYTES
@@ -79,7 +79,7 @@ class Survey:
     """What was found: the sites of a request, with the head's last where no daemon is on its machine, and
     where each profile is from.
 
-    `sources` are `declared` in the cluster file, one of `core.protocol.facts.SPEED_SOURCES`, or `assumed`.
+    `sources` are `declared` in the cluster file, one of `device_messages.SPEED_SOURCES`, or `assumed`.
     `head` is as in `PlanRequest`. `left_out` are devices that say of themselves what cannot be, with what
     that is. `absent` are those that cannot be had, with why: they did not answer, or others use them (those
     `in_use`, with the machine of each). On those that are `limited` the user allows less memory than is
@@ -201,7 +201,7 @@ def users_of(
 ) -> dict[str, str]:
     """The heads that use some of these devices, by name; raises `ClusterError` where all are needed, or none
     is free."""
-    held = [each.device for each in found if each.welcome is not None and each.welcome.is_held]
+    held = [each.device for each in found if each.welcome is not None and each.welcome.holder]
     context: zmq.Context[Any] = zmq.Context()
     try:
         with ThreadPoolExecutor(max(1, len(held))) as threads:
@@ -224,7 +224,7 @@ def _user(context: zmq.Context[Any], device: Device, keys: Keyring | None) -> st
     holder, until_s = Holder(), time.monotonic() + timeouts.HELD_S
     while time.monotonic() < until_s:
         welcome = greet(context, device, keys)
-        if isinstance(welcome, Failure) or not welcome.is_held:
+        if isinstance(welcome, Failure) or not welcome.holder:
             return ""
         if holder.is_there(welcome.lease_s, time.monotonic()):
             return welcome.holder

@@ -12,8 +12,8 @@ import hashlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from flowspec.core.protocol.device_messages import TensorEntry
 from flowspec.core.protocol.limits import DIGEST_CHARS
-from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.arithmetic.arrays import Numbers
 from flowspec.model.arithmetic.packed import Levels

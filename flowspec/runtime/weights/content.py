@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.device_messages import ModelOffer, TensorEntry
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
 from flowspec.model.weights import Span
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowspec.core.protocol.cluster_messages import Error
-from flowspec.core.protocol.weight_messages import WeightAnswer, WeightQuestion
+from flowspec.core.protocol.device_messages import WeightAnswer, WeightQuestion
 from flowspec.errors import ClusterError
 
 PROGRESS_EVERY_S = 0.2

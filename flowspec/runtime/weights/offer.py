@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.weight_messages import (
+from flowspec.core.protocol.device_messages import (
     AskBytes,
     AskNames,
     AskTensors,

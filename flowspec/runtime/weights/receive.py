@@ -18,8 +18,7 @@ from typing import Protocol, TypeVar
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error
-from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.core.protocol.weight_messages import (
+from flowspec.core.protocol.device_messages import (
     AskBytes,
     AskModel,
     AskNames,
@@ -33,6 +32,7 @@ from flowspec.core.protocol.weight_messages import (
     WeightAnswer,
     WeightQuestion,
 )
+from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import ClusterError, PeerError
 from flowspec.plan.memory import mib
 from flowspec.runtime.weights.content import ModelDescription
@@ -105,7 +105,7 @@ def ask_tokens(channel: HeadChannel, digest: str, size: int) -> TokenBytes:
     if hashlib.sha256(data).hexdigest() != digest:
         raise PeerError("expected the tokens that were named, got others")
     try:
-        return TokenBytes.unpacked(data)
+        return TokenBytes.unpack(data)
     except ValueError as error:
         raise PeerError(str(error)) from None
 

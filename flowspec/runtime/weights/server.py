@@ -18,8 +18,8 @@ import zmq
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello, Welcome
+from flowspec.core.protocol.device_messages import AskBytes, AskModel, AskNames, AskTensors
 from flowspec.core.protocol.types import Message
-from flowspec.core.protocol.weight_messages import AskBytes, AskModel, AskNames, AskTensors
 from flowspec.errors import ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import StagePlan

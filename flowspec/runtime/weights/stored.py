@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flowspec.core.protocol.weight_messages import ModelOffer, TensorEntry
+from flowspec.core.protocol.device_messages import ModelOffer, TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.core.protocol.facts import Board, Interface
+from flowspec.core.protocol.device_messages import Board, Interface
 from flowspec.errors import InputError
 from flowspec.runtime.health.board import FIRMWARE, Heat, Thermometer, read_board, read_heat
 from flowspec.runtime.health.interfaces import interface_of, own_address, read_interface, resolve

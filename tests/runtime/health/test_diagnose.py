@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from flowspec.core.protocol.facts import Board, Facts, Interface, KernelFacts, LinkFacts, Software
+from flowspec.core.protocol.device_messages import Board, Facts, Interface, KernelFacts, LinkFacts, Software
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.health.diagnose import HERE, Finding, diagnose

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from flowspec.core.protocol.cluster_messages import Hello, Loading, Welcome
-from flowspec.core.protocol.facts import AskFacts, Facts
+from flowspec.core.protocol.device_messages import AskFacts, Facts
 from flowspec.core.protocol.types import Message
 from flowspec.errors import ClusterError
 from flowspec.runtime.cluster import Device

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from flowspec.core.protocol.facts import KernelFacts
+from flowspec.core.protocol.device_messages import KernelFacts
 from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.errors import InputError
 from flowspec.model import accelerator

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from flowspec.core.protocol.facts import Board, Facts, LinkFacts
+from flowspec.core.protocol.device_messages import Board, Facts, LinkFacts
 from flowspec.errors import ClusterError, InputError
 from flowspec.plan.memory import PROCESS_BYTES
 from flowspec.plan.profile import find_profile

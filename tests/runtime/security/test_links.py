@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flowspec.core.methods import make_method
-from flowspec.core.protocol.facts import AskFacts
+from flowspec.core.protocol.device_messages import AskFacts
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.device_messages import AskBytes, AskModel, WeightQuestion
 from flowspec.core.protocol.messages import Sampling
-from flowspec.core.protocol.weight_messages import AskBytes, AskModel, WeightQuestion
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan

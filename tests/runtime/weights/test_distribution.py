@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error, Hello, Ping
-from flowspec.core.protocol.weight_messages import (
+from flowspec.core.protocol.device_messages import (
     AskBytes,
     AskModel,
     AskNames,

@@ -20,8 +20,7 @@ from safetensors.torch import save_file
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Error
-from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.core.protocol.weight_messages import (
+from flowspec.core.protocol.device_messages import (
     AskBytes,
     AskModel,
     AskTensors,
@@ -31,6 +30,7 @@ from flowspec.core.protocol.weight_messages import (
     TensorBytes,
     TensorEntry,
 )
+from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.weights import digests

@@ -12,8 +12,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from msgspec import structs
 
+from flowspec.core.protocol.device_messages import TensorEntry
 from flowspec.core.protocol.precision import FILED
-from flowspec.core.protocol.weight_messages import TensorEntry
 from flowspec.errors import InputError, PeerError
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
