@@ -1,5 +1,5 @@
-"""The model that a command's flags name, and one answer of it at the terminal: shows its text, lets Ctrl-C
-stop it, records it, and gathers what there is to report."""
+"""What `chat` and `generate` share: the model that flags or a journal name, and an answer of it, which Ctrl-C
+stops and which is recorded for who asks for it."""
 
 from __future__ import annotations
 
@@ -9,44 +9,67 @@ import os
 import re
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from flowspec.cli.console import loading_bar
-from flowspec.cli.options import LOCAL, cluster_options, decoding_options, joined
+from flowspec.cli.options import (
+    LOCAL,
+    add_decoding_arguments,
+    add_model_arguments,
+    add_sampling_arguments,
+    cluster_options,
+    decoding_options,
+    joined,
+)
+from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
-from flowspec.core.cluster.slowing import why_slow
 from flowspec.core.methods import find_method
+from flowspec.core.protocol.messages import SAMPLING_FIELDS
+from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.draft.choosing import BOARD, BOARDS, best_download, on_equal_devices, without_model
 from flowspec.draft.kinds import FALLBACK, NONE
 from flowspec.errors import InputError, counted
+from flowspec.folders import state_folder
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.hub import is_fetched
-from flowspec.model.text import Tokenizer
-from flowspec.plan.memory import mib
-from flowspec.rounding import rounded
-from flowspec.runtime.answer import Answer, AnswerStream, Keep
+from flowspec.runtime.answer import Answer, AnswerStream
 from flowspec.runtime.default_drafter import Taken, taken_for
+from flowspec.runtime.journal.file import Journal, newest
+from flowspec.runtime.journal.lines import JournalContent, Setting
 from flowspec.runtime.pipeline_connections import Progress
-from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
-from flowspec.runtime.planning.survey import machine_of
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import RecoveryOptions, Session
 from flowspec.runtime.watching import Notes, watch_session
-from flowspec.validation import as_dict
 from flowspec.watch.detokenizer import as_numbers
 from flowspec.watch.recording import write_recording
 
+LAST = Path()
+"""What `--resume` of a chat means without a file."""
 STARTING = "starting; loading the model takes a while"
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(/.+\.gguf)?", re.IGNORECASE)
 """`owner/name`, or a GGUF file of it."""
-WAIT_TOLD_S = 1.0
-"""That an answer had waited for a token when it was stopped."""
+FIXED: Mapping[str, Any] = {
+    **dict.fromkeys(("prompt", "prompt_token_ids", "prompts", "journal", "system", "dtype", "context")),
+    **dict.fromkeys((*SAMPLING_FIELDS, "max_new_tokens")),
+    **dict(cache=CACHE_AUTO, raw=False, parallel=1, stop=[], stop_token_ids=(), ignore_eos=False),
+}
+"""Flags whose part a journal plays, each as it is when it is left out. Where the model runs, and how it is
+decoded, may change."""
+
+
+def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that name a model, and say how it is asked; those of journals come before."""
+    add_model_arguments(parser)
+    add_decoding_arguments(parser)
+    add_sampling_arguments(parser)
+    parser.set_defaults(model=None)  # a journal names its own
+
+
+# ------------------------------------------------------------------------------------------------- the model
 
 
 def open_llm(
@@ -59,13 +82,11 @@ def open_llm(
 ) -> LLM:
     """Opens it, with a bar while the layers are loaded, or a line before where no terminal shows one; the
     arguments are those of `LLM.opened`; `also` is told what the bar is."""
+    model, drafters = args.model or BUNDLED, joined(args.drafter)
     if not args.json:
-        for name in dict.fromkeys((args.model or BUNDLED, *joined(args.drafter))):
+        for name in dict.fromkeys((model, *drafters)):
             note_hub(name)
-    model = args.model or BUNDLED
-    taken = taken_for(
-        decoding_options(args, args.method, joined(args.drafter), args.chain), model, args.cluster
-    )
+    taken = taken_for(decoding_options(args, args.method, drafters, args.chain), model, args.cluster)
     if not args.json:
         note_drafters(taken, model)
     is_begun = args.json or sys.stderr.isatty()
@@ -79,14 +100,8 @@ def open_llm(
             also(text, share)
             shown(text, share)
 
-        return LLM.opened(
-            cluster_options(args, args.local or LOCAL),
-            taken.decoding,
-            recovery_options,
-            progress,
-            check,
-            needs_text=needs_text,
-        )
+        options = cluster_options(args, args.local or LOCAL)
+        return LLM.opened(options, taken.decoding, recovery_options, progress, check, needs_text=needs_text)
 
 
 def note_drafters(taken: Taken, model: str) -> None:
@@ -117,73 +132,107 @@ def note_hub(name: str) -> None:
         note(f"(asking the hub for {name}; it has half a minute to answer)")
 
 
-def from_head(stage: dict[str, Any]) -> str:
-    """What the head had to send a stage of its weights, as a part of a line; nothing if that was nothing."""
-    return f" ({mib(stage['received_bytes'])} of them just sent)" if stage["received_bytes"] else ""
+# ------------------------------------------------------------------------------------------------- journals
 
 
-def figures(answer: Answer, session: Session | None) -> str:
-    """Speed, where it can be told, and how an answer ended where that is not of itself, in one line."""
-    count = counted(answer.new_tokens, "token") + (
-        f" ({answer.resumed_tokens} taken over)" if answer.resumed_tokens else ""
+def journal_folder() -> Path:
+    """Where chats keep their dialogues."""
+    return state_folder() / "journals"
+
+
+def add_good_part(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--good-part",
+        action="store_true",
+        help=Rare("with --resume: go on with what is whole of a damaged journal, and remove the rest"),
     )
-    timing = answer.timing
-    at_once = "" if answer.new_tokens else ": the model ended the answer at once"
-    endings = {"stop": at_once, "length": ", stopped at the token limit", "cancelled": ", stopped"}
-    ending = endings.get(answer.finish_reason, "")
-    if session is not None and answer.finish_reason == "length":
-        context, most = session.head.plan.context, session.spec.context_max
-        if answer.prompt_tokens + answer.new_tokens >= context:
-            more = f"; --context takes up to {most}" if most > context else ""
-            ending = f", stopped: the context of {context} tokens is full{more}"
-    if answer.finish_reason == "cancelled" and timing.ended_s - timing.last_s >= WAIT_TOLD_S:
-        ending += f" after {rounded(timing.ended_s - timing.last_s)} s without a token"  # no rate knows of it
-    if answer.new_tokens == answer.resumed_tokens:
-        return f"{count}{ending}"
-    rate = f"{timing.tokens_per_s:.1f} tokens/s, " if timing.tokens_per_s else ""
-    return f"{count}, {rate}first after {timing.first_s:.2f} s{ending}"
 
 
-@contextlib.contextmanager
-def cancel_on_ctrl_c(stream: AnswerStream) -> Iterator[threading.Event]:
-    """Ctrl-C cancels the answer, which then ends by itself; a second one interrupts, should the cluster not
-    answer."""
-    interruption = threading.Event()
+def open_journal(
+    args: argparse.Namespace, tell: Callable[[str], None]
+) -> tuple[Journal, JournalContent] | None:
+    """The journal that is to be resumed, if one is. The flags say from now on what it says, also where it
+    runs, which is noted, unless they did before. Raises `InputError`, also for flags that contradict it."""
+    if args.resume is None:
+        if args.good_part:
+            raise InputError("--good-part is about the journal of --resume; give both or neither")
+        return None
+    for name, left_out in FIXED.items():
+        if getattr(args, name, left_out) != left_out:
+            flag = "a prompt" if name == "prompt" else f"--{name.replace('_', '-')}"
+            raise InputError(f"--resume goes on as the journal says; leave out {flag}")
+    path = newest(journal_folder()) if args.resume == LAST and args.command == "chat" else args.resume
+    journal, content = Journal.open(path, tell, good_part=args.good_part)
+    setting = content.setting
+    if content.damage:
+        what = "dialogue" if args.command == "chat" else "answer"
+        note(f"({content.damage}; the {what} goes on from before it)")
+    if setting.command != args.command:
+        journal.close()
+        raise InputError(f"--resume: that is a journal of flowspec {setting.command}; resume it there")
+    args.model = args.model or setting.model
+    args.dtype, args.cache, args.context = setting.dtype, setting.cache, setting.context
+    if args.cluster is None and args.local is None:
+        args.cluster = Path(setting.cluster) if setting.cluster else None
+        args.local = setting.local or None
+    place = ""
+    if setting.cluster and args.cluster == Path(setting.cluster):
+        place = f"the devices of {setting.cluster}"
+    elif args.cluster is None and setting.local and args.local == setting.local != LOCAL:
+        place = counted(setting.local, "local process", "es")
+    goes_on = args.command == "chat" or (content.last is not None and not content.last.is_finished)
+    if place and goes_on:
+        note(f"(as before on {place}; --cluster or --local runs it elsewhere)")
+    return journal, content
+
+
+def check_model(setting: Setting | None, files: ModelFiles) -> None:
+    """Raises `InputError` for a model of other content than the journal's."""
+    if setting is not None and (found := files.fingerprint()) != setting.fingerprint:
+        raise InputError(
+            f"model {files.model!r} ({found[:8]}) is not the one of the journal ({setting.model!r}, "
+            f"{setting.fingerprint[:8]}); give --model the one that began the answer"
+        )
+
+
+def setting_of(args: argparse.Namespace, session: Session) -> Setting:
+    """What a new journal of this command begins with."""
+    plan = session.head.plan
+    return Setting(
+        command=args.command,
+        model=plan.model,
+        fingerprint=plan.fingerprint,
+        dtype=plan.dtype,
+        cache=plan.cache,
+        context=plan.context,
+        arithmetic=session.head.arithmetic,
+        cluster="" if args.cluster is None else os.path.abspath(args.cluster),
+        local=0 if args.cluster is not None else args.local or LOCAL,
+    )
+
+
+# ------------------------------------------------------------------------------------------------- an answer
+
+
+def ask(
+    llm: LLM, question: Question, request: int, show: Callable[[str], None], journal: Journal | None
+) -> Answer:
+    """Has a question answered in the conversation `request`, and shows the text as it comes, up to its end
+    (without a tokenizer the token ids); the `journal` gets it before. Ctrl-C cancels the answer, which then
+    ends by itself, with what is there."""
+    stream = AnswerStream(llm.session, question, llm.tokenizer, request=request, keep=journal)
 
     def cancel(number: int, frame: FrameType | None) -> None:
-        if interruption.is_set():
-            raise KeyboardInterrupt
-        interruption.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # should the cluster not answer
         stream.cancel()
 
     before = signal.signal(signal.SIGINT, cancel)
     try:
-        yield interruption
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def ask(
-    llm: LLM,
-    question: Question,
-    request: int,
-    show: Callable[[str], None],
-    keep: Keep | None = None,
-) -> tuple[Answer, bool]:
-    """Has a question answered in the conversation `request`, and shows the text as it comes, up to its end
-    (without a tokenizer the token ids); Ctrl-C cancels the answer and keeps what is there.
-
-    `keep` gets new tokens before they are shown. Returns the answer, and whether Ctrl-C ended it.
-    """
-    stream = AnswerStream(llm.session, question, llm.tokenizer, request=request, keep=keep)
-    with cancel_on_ctrl_c(stream) as interruption:
         for piece in stream:
             show(piece.text if llm.tokenizer else "".join(f"{token} " for token in piece.token_ids))
-        return stream.answer(), interruption.is_set()
-
-
-class NotRecordedError(InputError):
-    """The answer is there, but not its recording."""
+        return stream.answer()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def check_recording(path: Path) -> None:
@@ -195,117 +244,27 @@ def check_recording(path: Path) -> None:
 
 @contextlib.contextmanager
 def record_answer(
-    session: Session, tokenizer: Tokenizer | None, path: Path | None, notes: Notes
+    llm: LLM, path: Path | None, notes: Notes, tell_trouble: Callable[[str], None]
 ) -> Iterator[None]:
     """Writes what the head does in the meantime, one answer, to a file, with what `notes` tell of devices;
-    nothing without one. Raises `NotRecordedError` after the answer."""
+    nothing without one. The answer is there also where its recording cannot be."""
     if path is None:
         yield
         return
-    watch = watch_session(session, as_numbers if tokenizer is None else tokenizer.decode, keeps=True)
-    watch.join(reads=False)
-    notes.watch = watch
-    try:
-        yield
-        watch.settle()
+    decode = as_numbers if llm.tokenizer is None else llm.tokenizer.decode
+    with contextlib.closing(watch_session(llm.session, decode, keeps=True)) as watch:
+        watch.join(reads=False)
+        notes.watch = watch
+        try:
+            yield
+            watch.settle()
+        finally:
+            notes.watch = None
         document = watch.recording()
-    finally:
-        notes.watch = None
-        watch.close()
     if document is None:
-        raise NotRecordedError(
-            "nothing is recorded: the answer was too long for it, or was known before it began"
-        )
+        tell_trouble("nothing is recorded: the answer was too long for it, or was known before it began")
+        return
     try:
         write_recording(path, document)
     except InputError as error:
-        raise NotRecordedError(str(error)) from None
-
-
-def drafter_lines(session: Session) -> list[str]:
-    """A line for each drafter that runs on a device of its own."""
-    return [
-        f"{each['device']}: drafter {each['name']}, {mib(each['weight_bytes'])} of weights{from_head(each)}, "
-        f"pid {each['pid']} at {each['address']}" + ("" if each["is_there"] else " (lost)")
-        for each in session.drafters_report()
-        if each["address"]
-    ]
-
-
-def text_of(llm: LLM, answer: Answer) -> str | None:
-    """An answer's text; None of a model without a tokenizer."""
-    return None if llm.tokenizer is None else answer.text
-
-
-def record(llm: LLM, question: Question, answer: Answer) -> dict[str, Any]:
-    """An answer as `--json` prints it."""
-    session, timing = llm.session, answer.timing
-    plan = session.head.plan
-    return {
-        "token_ids": list(answer.token_ids),
-        "text": text_of(llm, answer),
-        "finish_reason": answer.finish_reason,
-        "prompt_tokens": answer.prompt_tokens,
-        "reused_tokens": answer.reused_tokens,
-        "new_tokens": answer.new_tokens,
-        "resumed": answer.resumed_tokens,
-        "time_to_first_token_s": round(timing.first_s, 6),
-        "decode_s": round(timing.decode_s, 6),
-        "tokens_per_s": round(timing.tokens_per_s, 3),
-        "method": session.decoding.method,
-        "drafter": session.drafter,
-        "world": "cluster",
-        "model": plan.model,
-        "dtype": plan.dtype,
-        "cache": plan.cache,
-        "arithmetic": answer.arithmetic,
-        "context": plan.context,
-        **as_dict(question.sampling),
-        "statistics": answer.statistics,
-        "stages": session.stages_report(),
-        "drafters": session.drafters_report(),
-        "expertise": session.expertise_report(),
-        "plan": None if session.chosen is None else session.chosen.report(),
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Explanation:
-    """Why a forecast was wrong: `text` is empty where that is not known. `kinds` tell whether that was told
-    before, whatever the figures."""
-
-    text: str
-    kinds: frozenset[str]
-
-
-def explain_forecast(session: Session, answer: Answer) -> Explanation | None:
-    """Why the forecast was wrong by more than a factor of two; None where it was right or nothing was
-    forecast."""
-    if session.chosen is None:
-        return None
-    plan, found, stages = session.chosen.plan, answer.statistics, session.head.stages
-    measured = Measured(
-        tokens_per_s=answer.timing.tokens_per_s,
-        new_tokens=answer.new_tokens - answer.resumed_tokens,
-        hops=list(session.head.hops)[-max(1, found["segments"]) :],
-        links_s=found["link_s"] / max(1, found["segments"]),
-        missed=1 - found["share_in_flight"],
-        why_slow={
-            stage.plan.name: why_slow(stage.pong)
-            for stage in stages
-            if stage.pong is not None and stage.pong.is_throttled
-        },
-        hosts={stage.plan.name: machine_of(stage.plan.address) for stage in stages},
-        in_use=session.chosen.survey.in_use,
-        returning=session.head.returning,
-        runs={each.name: each.end - each.first for each in session.head.plan.stages},
-        recoveries=found["recoveries"],
-        recovery_s=sum(found[f"recovery_{part}_s"] for part in ("detect", "load", "prefill")),
-    )
-    if not is_wrong(plan, measured):
-        return None
-    reasons = causes(session.chosen.request, plan, measured)
-    why = "; ".join(cause.text for cause in reasons)
-    forecast, was = rounded(plan.forecast.tokens_per_s), rounded(measured.tokens_per_s)
-    text = f"forecast {forecast} tokens/s, measured {was}: {why}" if why else ""
-    return Explanation(text=text, kinds=frozenset(cause.kind for cause in reasons) or frozenset(("unknown",)))
+        tell_trouble(str(error))

@@ -1,22 +1,31 @@
-"""What Rich draws for the commands: text without the control characters of others, and how far loading is."""
+"""What Rich draws: messages with a style, how far loading is, and an answer as it comes, with a live line
+under it and what is said meanwhile above. A pipe gets plain lines."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable, Iterator
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook, RenderResult
+from rich.control import Control
 from rich.live import Live
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.segment import ControlType
+from rich.table import Column
 from rich.text import Text
 
-from flowspec.cli.terminal import broken_for, note, visible
+from flowspec.cli.terminal import broken_for, end_line, note, show, visible
 from flowspec.runtime.pipeline_connections import Progress as ProgressCall
 
 LINE_EVERY_S = 15.0
@@ -29,105 +38,198 @@ SHOWN_MAX = 3
 BAR_CELLS = 20
 NOBODY = "getting the devices ready"
 """What is shown while no device is heard of, or all of those are ready."""
+CHILDREN_END_S = 2.0
+"""So long a process that is started here may still write after the end."""
 
 
 class PlainConsole(Console):
-    """A console that sends no control characters but its own."""
+    """A console whose messages are broken as all of them are, and have no control characters of others."""
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        shown = [visible(each) if isinstance(each, str) and self.is_terminal else each for each in objects]
-        super().print(*shown, **options)
-
-    def message(self, text: str, style: str = "") -> None:
-        """A message, broken as all of them are: never inside a path or a command to copy."""
-        super().print(Text(broken_for(self.file, text), style=style), soft_wrap=True)
+    def message(self, text: str = "", style: str = "") -> None:
+        self.print(Text(broken_for(self.file, text), style=style), soft_wrap=True)
 
 
-class Waiting:
-    """Who is waited for, as a `Progress`: by device what it does, how far it is with that, and since when."""
-
-    def __init__(self) -> None:
-        self.steps: dict[str, tuple[str, float, float]] = {}
-        self(NOBODY, 0.0)
-
-    def __call__(self, text: str, share: float) -> None:
-        device = text.rpartition(":")[0] or text
-        if share < 1:
-            before, _, since_s = self.steps.get(device, ("", 0.0, 0.0))
-            self.steps[device] = text, share, since_s if before == text else time.monotonic()
-        else:
-            self.steps.pop(device, None)
-        if len(self.steps) > 1:
-            self.steps.pop(NOBODY, None)
-        elif not self.steps:
-            self(NOBODY, 0.0)
-
-    def rows(self) -> Table:
-        """A bar for each."""
-        table = Table.grid(padding=(0, 1))
-        for text, share, since_s in list(self.steps.values()):
-            bar = ProgressBar(total=1.0 if share else None, completed=share, width=BAR_CELLS)
-            percent = Text(f"{share:>4.0%}" if share else "", "progress.percentage")
-            since = timedelta(seconds=int(time.monotonic() - since_s))
-            table.add_row(Text(text), bar, percent, Text(str(since), "progress.elapsed"))
-        return table
+# ------------------------------------------------------------------------------------------------- waiting
 
 
 @contextlib.contextmanager
-def _lines(what: str) -> Iterator[Waiting]:
-    """Tells in lines who is waited for: after a while each step, and now and then that it goes on."""
-    waiting, over = Waiting(), threading.Event()
-
-    def watch() -> None:
-        began_s = told_s = time.monotonic()
-        told: list[str] = []
-        while not over.wait(LOOK_S):
-            now_s, steps = time.monotonic(), list(waiting.steps.values())
-            texts = [text for text, *_ in steps]
-            is_step = texts != told and now_s - told_s >= LINES_APART_S
-            if now_s - began_s < LINE_EVERY_S or not (is_step or now_s - told_s >= LINE_EVERY_S):
-                continue
-            told_s, told = now_s, texts
-            shown = [f"{text}{f' {share:.0%}' if share else ''}" for text, share, _ in steps]
-            more = [f"and {len(shown) - SHOWN_MAX} more"] if len(shown) > SHOWN_MAX else []
-            note(f"(still {what} after {now_s - began_s:.0f} s: {'; '.join([*shown[:SHOWN_MAX], *more])})")
-
-    thread = threading.Thread(target=watch, name="what is waited for", daemon=True)
-    thread.start()
-    try:
-        yield waiting
-    finally:
-        over.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def loading_bar(*, quiet: bool) -> Iterator[ProgressCall]:
-    """Shows who is waited for, and how far they have come with their layers, on standard error: by bars on a
-    terminal, elsewhere in lines."""
+def _waiting(what: str, *, quiet: bool) -> Iterator[ProgressCall]:
+    """Shows who is waited for: by device what it does, how far it is with that, and since when; on standard
+    error, by bars on a terminal, elsewhere in lines."""
     console = Console(stderr=True)
-    if quiet:
-        yield lambda text, share: None
-    elif not console.is_terminal:
-        with _lines("loading") as waiting:
-            yield waiting
-    else:
-        waiting = Waiting()
-        with Live(get_renderable=waiting.rows, console=console, transient=True, refresh_per_second=10):
-            yield waiting
+    is_drawn = console.is_terminal and not quiet
+    columns = (
+        TextColumn("{task.description}", markup=False, table_column=Column()),
+        *(BarColumn(BAR_CELLS), TaskProgressColumn(), TimeElapsedColumn()),
+    )
+    steps: dict[str, tuple[TaskID, str]] = {}
+
+    def progress(text: str, share: float) -> None:
+        device = text.rpartition(":")[0] or text
+        task, before = steps.pop(device, (None, ""))
+        if share < 1:
+            if task is None:
+                task = bar.add_task(text, total=None)
+            elif text != before:
+                bar.reset(task, description=text)
+            bar.update(task, total=1.0 if share else None, completed=share)
+            steps[device] = task, text
+        elif task is not None:
+            bar.remove_task(task)
+        bar.update(nobody, visible=not steps)
+
+    with contextlib.ExitStack() as stack:
+        bar = stack.enter_context(Progress(*columns, console=console, transient=True, disable=not is_drawn))
+        nobody = bar.add_task(NOBODY, total=None)
+        if not quiet and not is_drawn:
+            over = threading.Event()
+            thread = threading.Thread(target=_tell_steps, args=(what, bar, over), daemon=True)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(over.set)
+        yield progress
+
+
+def _tell_steps(what: str, bar: Progress, over: threading.Event) -> None:
+    """Tells in lines who is waited for: after a while each step, and now and then that it goes on."""
+    began_s = told_s = time.monotonic()
+    told: list[str] = []
+    while not over.wait(LOOK_S):
+        now_s, tasks = time.monotonic(), [task for task in bar.tasks if task.visible]
+        texts = [task.description for task in tasks]
+        if now_s - told_s < (LINES_APART_S if told and texts != told else LINE_EVERY_S):
+            continue
+        told_s, told = now_s, texts
+        shown = [each.description + (f" {each.percentage:.0f}%" if each.completed else "") for each in tasks]
+        more = [f"and {len(shown) - SHOWN_MAX} more"] if len(shown) > SHOWN_MAX else []
+        note(f"(still {what} after {now_s - began_s:.0f} s: {'; '.join([*shown[:SHOWN_MAX], *more])})")
+
+
+def loading_bar(*, quiet: bool) -> contextlib.AbstractContextManager[ProgressCall]:
+    """Shows who is waited for, and how far they have come with their layers."""
+    return _waiting("loading", quiet=quiet)
 
 
 @contextlib.contextmanager
 def working(text: str, *, quiet: bool) -> Iterator[None]:
-    """Shows what is under way, and for how long, on standard error: at once on a terminal, elsewhere now and
-    then in a line."""
-    console = Console(stderr=True)
-    if not quiet and not console.is_terminal:
-        with _lines("at it") as waiting:
-            waiting(text, 0.0)
-            yield
-        return
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
-        bar.add_task(text, total=None)
+    """Shows what is under way, and for how long."""
+    with _waiting("at it", quiet=quiet) as waiting:
+        waiting(text, 0.0)
         yield
+
+
+# ------------------------------------------------------------------------------------------------- answers
+
+
+class AnswerView(RenderHook):
+    """Shows an answer in a terminal: rows that are whole are printed, and the last one is drawn anew with
+    each piece, `status()` on a line under it. What is written to standard error is printed above both."""
+
+    def __init__(self, console: Console, status: Callable[[], str] | None = None) -> None:
+        self._console = console
+        self._status = status
+        self._text = ""
+        """Of the row that is not whole, with white space behind it."""
+        self._drawn: list[int] = []
+        """Cells of each row that is drawn."""
+        self._live = Live(
+            self,
+            console=console,
+            auto_refresh=status is not None,
+            redirect_stdout=False,
+            redirect_stderr=sys.stderr.isatty(),
+        )
+
+    def __enter__(self) -> AnswerView:
+        self._console.push_render_hook(self)
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Takes the live line away; the cursor stands below the text."""
+        self._status = None
+        self._live.transient = not self._text.strip()
+        self._live.stop()
+        self._console.pop_render_hook()
+
+    def show(self, text: str) -> None:
+        """Goes on with the text."""
+        self._text += visible(text)
+        *whole, row = self._rows()
+        if whole:
+            self._text = row.plain + self._text[len(self._text.rstrip()) :]
+            self._console.print(Text("\n").join(whole))
+        else:
+            self._live.refresh()
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        """Clears rows above those that `Live` clears: a terminal that is narrower by now has broken them."""
+        extra = sum(max(0, cells - 1) // self._console.width for cells in self._drawn)
+        return [Control(*[(ControlType.CURSOR_UP, 1), (ControlType.ERASE_IN_LINE, 2)] * extra), *renderables]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = self._rows()
+        if self._status is not None:
+            status = Text(self._status(), style="dim")
+            status.truncate(console.width - 1)
+            rows.append(status)
+        self._drawn = [row.cell_len for row in rows]
+        yield Text("\n").join(rows)
+
+    def _rows(self) -> list[Text]:
+        """The text in rows without the last column: terminals differ in what a full row does."""
+        width = max(1, self._console.width - 1)
+        return list(Text(self._text.rstrip()).wrap(self._console, width, tab_size=4))
+
+
+@contextlib.contextmanager
+def show_answer(
+    status: Callable[[], str] | None = None, *, quiet: bool = False
+) -> Iterator[Callable[[str], None]]:
+    """Gives what shows a piece of an answer on standard output: in a terminal its words are whole, with
+    `status()` under them, and a pipe gets the text as it is. When it has ended, the cursor is below it."""
+    if quiet:
+        yield lambda text: None
+        return
+    fixed = ("COLUMNS", "LINES")  # which do not follow a resize
+    console = Console(_environ={name: text for name, text in os.environ.items() if name not in fixed})
+    if sys.stdout.isatty() and console.is_interactive:
+        with AnswerView(console, status) as view:
+            yield view.show
+        return
+    try:
+        yield show
+    except BaseException:  # also Ctrl-C: what is printed next begins a line
+        end_line()
+        raise
+    show("\n")
+
+
+@contextlib.contextmanager
+def note_child_lines() -> Iterator[None]:
+    """Passes on line by line what processes write that are started meanwhile, if standard error is a
+    terminal: it stands where this process's own notes do, and not in the middle of what is drawn."""
+    before = sys.stderr
+    if not before.isatty():
+        yield
+        return
+    descriptor = before.fileno()
+    terminal = os.dup(descriptor)
+    reading, writing = os.pipe()
+    os.dup2(writing, descriptor)
+    os.close(writing)
+
+    def pass_on() -> None:
+        with open(reading, encoding="utf-8", errors="backslashreplace") as lines:
+            for line in lines:
+                note(line.rstrip("\n"))
+
+    passing = threading.Thread(target=pass_on, name="lines of children", daemon=True)
+    with open(terminal, "w", buffering=1, encoding=before.encoding, errors=before.errors) as sys.stderr:
+        passing.start()
+        try:
+            yield
+        finally:
+            os.dup2(terminal, descriptor)
+            passing.join(CHILDREN_END_S)
+            sys.stderr = before

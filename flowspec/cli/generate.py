@@ -1,7 +1,8 @@
 """Answer a prompt, or a file of prompts, then stop.
 
 The answer goes to standard output, what else there is to say to standard error. `--json` prints one object
-per answer instead.
+per answer instead. Answers to a file are printed in its order, each when it and those before it are there;
+Ctrl-C stops all of them and prints what is finished.
 """
 
 from __future__ import annotations
@@ -11,105 +12,74 @@ import contextlib
 import json
 import os
 import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from flowspec.bench.cases import read_prompts
-from flowspec.cli import batch, resume, statistics
+from rich.console import Console
+from rich.progress import Progress
+
+from flowspec.bench.cases import Prompt, read_prompts
+from flowspec.cli import answer_report as report
 from flowspec.cli.answer import (
-    NotRecordedError,
+    add_answer_arguments,
+    add_good_part,
     ask,
+    check_model,
     check_recording,
-    drafter_lines,
-    explain_forecast,
-    figures,
-    from_head,
+    open_journal,
     open_llm,
-    record,
     record_answer,
-    text_of,
+    setting_of,
 )
-from flowspec.cli.options import (
-    add_decoding_arguments,
-    add_model_arguments,
-    add_sampling_arguments,
-    number_list,
-    positive,
-    sampling_params,
-)
+from flowspec.cli.console import note_child_lines, show_answer
+from flowspec.cli.options import number_list, positive, sampling_params
 from flowspec.cli.parser import Rare
-from flowspec.cli.streaming import show_answer
-from flowspec.cli.terminal import note
+from flowspec.cli.terminal import note, show
 from flowspec.core.head.head import too_long
-from flowspec.errors import InputError
+from flowspec.core.protocol.limits import REQUESTS_MAX
+from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import INTERRUPTED
-from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.text import Tokenizer, check_utf8
-from flowspec.plan.memory import mib
+from flowspec.llm import LLM
+from flowspec.model.files import ModelFiles
+from flowspec.model.text import Messages, Tokenizer, check_utf8
 from flowspec.runtime import timeouts
-from flowspec.runtime.answer import Answer
+from flowspec.runtime.answer import Answer, AnswerStream
 from flowspec.runtime.cluster import pick_context
 from flowspec.runtime.journal.file import Journal
-from flowspec.runtime.journal.lines import Entry, JournalContent, Setting
+from flowspec.runtime.journal.lines import Entry, Setting
 from flowspec.runtime.question import Question
-from flowspec.runtime.session import RecoveryOptions, Session
+from flowspec.runtime.session import RecoveryOptions
 from flowspec.runtime.watching import Notes
+from flowspec.validation import as_dict
 
-SURE_BYTES = 256
-"""A prompt that is shorter fits any context that nobody chose."""
 SEVERAL = "expected one of PROMPT, --prompt, --prompt-token-ids and --prompts, got several"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="the prompt (without one, or with -: what is piped in)"
-    )
-    parser.add_argument(
-        "--prompt", "-p", dest="prompt_flag", metavar="TEXT", help="the prompt, as other tools take it"
-    )
-    parser.add_argument(
-        "--prompt-token-ids",
-        type=number_list,
-        metavar="1,5,9",
-        help=Rare("the prompt as token ids; no tokenizer is needed"),
-    )
-    parser.add_argument("--system", metavar="TEXT", help="a system text before the prompt")
-    parser.add_argument(
-        "--raw", action="store_true", help=Rare("give the prompt as it is, without the chat template")
-    )
-    parser.add_argument(
-        "--prompts",
-        action="append",
-        type=Path,
-        metavar="FILE",
-        help=(
-            "answer all of a file: jsonl in Spec-Bench form, or text with one prompt a line; may be repeated"
-        ),
-    )
-    parser.add_argument(
-        "--parallel",
-        type=positive,
-        default=1,
-        metavar="N",
-        help="with --prompts: N answers at a time (default: 1)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per answer")
-    parser.add_argument(
-        "--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume"
-    )
-    parser.add_argument(
-        "--resume", type=Path, metavar="FILE", help="go on with the answer of this journal; prints all of it"
-    )
-    resume.add_good_part(parser)
-    parser.add_argument(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help="save a recording of the answer in FILE, for the page of flowspec serve",
-    )
-    add_model_arguments(parser)
-    add_decoding_arguments(parser)
-    add_sampling_arguments(parser)
-    parser.set_defaults(model=None)  # a journal names its own
+    add = parser.add_argument
+    add("prompt", nargs="?", metavar="PROMPT", help="the prompt (without one, or with -: what is piped in)")
+    add("--prompt", "-p", dest="prompt_flag", metavar="TEXT", help="the prompt, as other tools take it")
+    rare = Rare("the prompt as token ids; no tokenizer is needed")
+    add("--prompt-token-ids", type=number_list, metavar="1,5,9", help=rare)
+    add("--system", metavar="TEXT", help="a system text before the prompt")
+    add("--raw", action="store_true", help=Rare("give the prompt as it is, without the chat template"))
+    text = "answer all of a file: jsonl in Spec-Bench form, or text with one prompt a line; may be repeated"
+    add("--prompts", action="append", type=Path, metavar="FILE", help=text)
+    text = "with --prompts: N answers at a time (default: 1)"
+    add("--parallel", type=positive, default=1, metavar="N", help=text)
+    add("--json", action="store_true", help="print one JSON object per answer")
+    add("--journal", type=Path, metavar="FILE", help="keep the answer in FILE as it comes, for --resume")
+    text = "go on with the answer of this journal; prints all of it"
+    add("--resume", type=Path, metavar="FILE", help=text)
+    add_good_part(parser)
+    text = "save a recording of the answer in FILE, for the page of flowspec serve"
+    add("--record", type=Path, metavar="FILE", help=text)
+    add_answer_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,124 +88,120 @@ def run(args: argparse.Namespace) -> int:
             raise InputError(SEVERAL)
         args.prompt = args.prompt_flag
     with contextlib.ExitStack() as stack:
-        journal = content = None
-        resume.check_good_part(args)
-        if args.resume is None:
+        stack.enter_context(note_child_lines())
+        journal = setting = entry = None
+        if (opened := open_journal(args, note)) is None:
             check_prompt(args)
-            check_journal(args)
-            check_record(args)
+            check_files(args)
             sampling_params(args)
-            check_length(args)
         else:
-            resume.refuse_fixed(args)
-            check_record(args)
-            journal, content = Journal.open(args.resume, note, good_part=args.good_part)
+            journal, content = opened
             stack.enter_context(journal)
-            if content.damage:
-                note(f"({content.damage}; the answer goes on from before it)")
-            resume.follow_setting(args, content.setting)
-            if content.last is None:
+            check_files(args)
+            setting, entry = content.setting, content.last
+            if entry is None:
                 raise InputError(f"{args.resume} ends before its question; ask again")
-            if content.last.is_finished:
-                return show_finished(content.setting, content.last, is_json=args.json)
-            if told := resume.place_told(args, content.setting):
-                note(f"({told})")
-        return _answer(args, stack, journal, content)
-
-
-def _answer(
-    args: argparse.Namespace,
-    stack: contextlib.ExitStack,
-    journal: Journal | None,
-    content: JournalContent | None,
-) -> int:
-    """Asks what the flags or the journal say, and shows the answers."""
-    prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
-    last = None if content is None else content.last
-
-    def check(files: ModelFiles) -> None:
-        if content is not None:
-            resume.check_model(files, content.setting)
-
-    notes = Notes(lambda text: note(f"({text})"))
-    recovery_options = RecoveryOptions(
-        on_note=notes,
-        wait_s=timeouts.WAIT_FOR_DEVICES_S,
-        arithmetic="" if content is None else content.setting.arithmetic,
-    )
-    needs_text = args.prompt_token_ids is None if last is None else bool(last.question.stops)
-    llm = stack.enter_context(open_llm(args, recovery_options, check, needs_text=needs_text))
-    session, tokenizer = llm.session, llm.tokenizer
-    if last is not None:
-        question = last.question
-    else:
-        ids = args.prompt_token_ids or ([] if prompts else encode_prompt(tokenizer, args, args.prompt))
-        question = llm.question_of(ids, sampling_params(args))
-    if prompts:
-        return batch.run(
-            llm,
-            question,
-            prompts,
-            parallel=args.parallel,
-            system=args.system,
-            is_raw=args.raw,
-            is_json=args.json,
+            if entry.is_finished:
+                return show_finished(setting, entry, is_json=args.json)
+        prompts = [prompt for path in args.prompts or [] for prompt in read_prompts(path)]
+        notes = Notes(lambda text: note(f"({text})"))
+        recovery_options = RecoveryOptions(
+            on_note=notes,
+            wait_s=timeouts.WAIT_FOR_DEVICES_S,
+            arithmetic="" if setting is None else setting.arithmetic,
         )
-    if args.journal is not None:
-        journal = stack.enter_context(Journal.start(args.journal, resume.setting_of(args, session), note))
-        journal.ask(Entry(question=question))
-    unrecorded: NotRecordedError | None = None
-    try:
-        with (
-            record_answer(session, tokenizer, args.record, notes),
-            contextlib.nullcontext(lambda text: None) if args.json else show_answer() as piece,
-        ):
-            answer, is_interrupted = ask(llm, question, session.head.new_request(), piece, keep=journal)
-    except NotRecordedError as error:
-        unrecorded = error  # the answer is there all the same
+
+        def check(files: ModelFiles) -> None:
+            check_model(setting, files)
+            if args.resume is None and not prompts:
+                check_length(args, files)
+
+        needs_text = args.prompt_token_ids is None if entry is None else bool(entry.question.stops)
+        llm = stack.enter_context(open_llm(args, recovery_options, check, needs_text=needs_text))
+        if prompts:
+            return answer_all(llm, llm.question_of([], sampling_params(args)), prompts, args)
+        if entry is None:
+            ids = args.prompt_token_ids or encode_prompt(llm.tokenizer, args)
+            entry = Entry(question=llm.question_of(ids, sampling_params(args)))
+        if args.journal is not None:
+            journal = Journal.start(args.journal, setting_of(args, llm.session), note)
+            stack.enter_context(journal).ask(entry)
+        return answer_one(llm, entry.question, journal, notes, args)
+
+
+def answer_one(
+    llm: LLM, question: Question, journal: Journal | None, notes: Notes, args: argparse.Namespace
+) -> int:
+    """Shows the answer to a question; the exit status."""
+    troubles: list[str] = []
+    recording = record_answer(llm, args.record, notes, troubles.append)
+    with recording, show_answer(quiet=args.json) as piece:
+        answer = ask(llm, question, llm.session.head.new_request(), piece, journal)
+    is_interrupted = answer.finish_reason == "cancelled"
     if journal is not None and not is_interrupted:
-        journal.end(answer.finish_reason, text_of(llm, answer))
+        journal.end(answer.finish_reason, None if llm.tokenizer is None else answer.text)
     if args.json:
-        print(json.dumps(record(llm, question, answer)))
+        print(json.dumps(report.record(llm, question, answer)))
     else:
-        note(report(session, question, answer, is_verbose=args.verbose))
-    if unrecorded is not None:
-        note(f"(the answer is whole, but {unrecorded})")
-    return INTERRUPTED if is_interrupted else int(unrecorded is not None)
+        note("\n".join(report_lines(llm, question, answer, is_verbose=args.verbose)))
+    for trouble in troubles:
+        note(f"(the answer is whole, but {trouble})")
+    return INTERRUPTED if is_interrupted else len(troubles)
 
 
 def show_finished(setting: Setting, entry: Entry, *, is_json: bool) -> int:
-    """Prints an answer that is whole in its journal, for which nothing need run."""
+    """Prints an answer that is whole in its journal, for which nothing need run; as `record` has it."""
+    question, tokens = entry.question, entry.question.answered
     if is_json:
-        print(json.dumps(resume.finished_record(setting, entry)))
-    else:
-        with show_answer() as piece:
-            numbers = "".join(f"{token} " for token in entry.question.answered)
-            piece(numbers if entry.text is None else entry.text)
-        note("(the answer was finished; this is what the journal holds)")
+        document: dict[str, Any] = {
+            "token_ids": list(tokens),
+            "text": entry.text,
+            "finish_reason": entry.end,
+            "prompt_tokens": len(question.prompt),
+            "reused_tokens": 0,
+            "new_tokens": len(tokens),
+            "resumed": len(tokens),
+            **{name: getattr(setting, name) for name in ("model", "dtype", "cache", "arithmetic", "context")},
+            **as_dict(question.sampling),
+        }
+        print(json.dumps(document))
+        return 0
+    with show_answer() as piece:
+        piece("".join(f"{token} " for token in tokens) if entry.text is None else entry.text)
+    note("(the answer was finished; this is what the journal holds)")
     return 0
 
 
-def check_journal(args: argparse.Namespace) -> None:
-    """Whether a new journal can be written where `--journal` says, before anything is started."""
-    if args.journal is None:
-        return
-    if args.prompts:
-        raise InputError("--journal holds one answer; with --prompts, which has many, leave it out")
-    if args.journal.exists() or not os.access(args.journal.parent, os.W_OK):
-        why = (
-            "exists; --resume goes on with it"
-            if args.journal.exists()
-            else "is in no folder that can be written"
-        )
-        raise InputError(f"--journal: expected a new file, but {args.journal} {why}")
+def report_lines(llm: LLM, question: Question, answer: Answer, *, is_verbose: bool) -> list[str]:
+    """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
+    session = llm.session
+    first_line = f"{report.figures(answer, session)}, {session.decoding.method}, drafter {session.drafter}"
+    seed = f", seed {question.sampling.seed}" if question.sampling.temperature > 0 else ""
+    lines = [f"arithmetic {answer.arithmetic}"] if is_verbose else []
+    for stage in session.stages_report():
+        lines.append(f"{stage['name']}: {report.held(stage)} at {stage['address']}")
+    lines += report.drafter_lines(session)
+    if session.chosen is not None:
+        why, kinds = report.explain_forecast(session, answer)
+        lines += session.chosen.lines(session.head.plan.stages, why if kinds else None)
+    more = report.statistics_lines(answer.statistics, session.drafters) if is_verbose else []
+    return [first_line + seed, *(f"  {line}" for line in lines), *more]
 
 
-def check_record(args: argparse.Namespace) -> None:
-    """Whether a recording can be written where `--record` says, before anything is started."""
+# ------------------------------------------------------------------------------------------------- checks
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """Whether a new journal and a recording can be written where flags say, before anything is started."""
+    path = args.journal
+    for flag, given, does in (("journal", path, "holds"), ("record", args.record, "saves")):
+        if given is not None and args.prompts:
+            raise InputError(f"--{flag} {does} one answer; with --prompts, which has many, leave it out")
+    if path is not None and (path.exists() or not os.access(path.parent, os.W_OK)):
+        there = path.exists()
+        why = "exists; --resume goes on with it" if there else "is in no folder that can be written"
+        raise InputError(f"--journal: expected a new file, but {path} {why}")
     if args.record is not None:
-        if args.prompts:
-            raise InputError("--record saves one answer; with --prompts, which has many, leave it out")
         check_recording(args.record)
 
 
@@ -248,8 +214,8 @@ def check_prompt(args: argparse.Namespace) -> None:
         raise InputError("--stop and --system need text; with --prompt-token-ids use --stop-token-ids")
     if args.parallel > 1 and not args.prompts:
         raise InputError("--parallel needs --prompts: one prompt has one answer")
-    if args.parallel > batch.PARALLEL_MAX:
-        raise InputError(f"--parallel: expected at most {batch.PARALLEL_MAX}, got {args.parallel}")
+    if args.parallel > REQUESTS_MAX:
+        raise InputError(f"--parallel: expected at most {REQUESTS_MAX}, got {args.parallel}")
     if not given or args.prompt == "-":
         if sys.stdin.isatty():
             raise InputError('expected a prompt: flowspec generate "What is 17 + 25?"')
@@ -260,50 +226,95 @@ def check_prompt(args: argparse.Namespace) -> None:
         check_utf8(args.prompt)
 
 
-def check_length(args: argparse.Namespace) -> None:
-    """Refuses a prompt that has more tokens than the context before anything is started, as far as the
-    model's files tell. Only one that is long enough for that is looked at: it takes the tokenizer."""
-    ids = args.prompt_token_ids
-    if ids is None and args.prompt is None:
+def check_length(args: argparse.Namespace, files: ModelFiles) -> None:
+    """Refuses a prompt that has more tokens than the context before anything is started. Only one that is
+    long enough for that is encoded."""
+    ids, most = args.prompt_token_ids, files.spec.context_max
+    context, size = pick_context(args.context, most), len(f"{args.system or ''}{args.prompt or ''}".encode())
+    if ids is None and (size < context // 2 or not files.has_tokenizer):
         return
-    chars = 0 if ids is not None else len(f"{args.system or ''}{args.prompt}".encode())
-    if ids is None and args.context is None and chars < SURE_BYTES:
-        return
-    files = ModelFiles(args.model or BUNDLED)
-    most = files.raw_config().get("max_position_embeddings")
-    if type(most) is not int:
-        return
-    context = pick_context(args.context, most)
-    if ids is None:
-        if chars < context // 2:
-            return
-        ids = encode_prompt(Tokenizer(files), args, args.prompt)
-    if len(ids) >= context:
-        raise InputError(too_long(len(ids), context, most))
+    count = len(ids or encode_prompt(Tokenizer(files), args))
+    if count >= context:
+        raise InputError(too_long(count, context, most))
 
 
-def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace, prompt: str) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer | None, args: argparse.Namespace) -> list[int]:
     assert tokenizer is not None
-    return tokenizer.encode_dialogue(
-        [{"role": "user", "content": prompt}], system=args.system, is_raw=args.raw
-    )
+    messages = [{"role": "user", "content": args.prompt}]
+    return tokenizer.encode_dialogue(messages, system=args.system, is_raw=args.raw)
 
 
-def report(session: Session, question: Question, answer: Answer, *, is_verbose: bool) -> str:
-    """The lines under an answer: speed, seed, which process ran what, and with --verbose the statistics."""
-    lines = [f"{figures(answer, session)}, {session.decoding.method}, drafter {session.drafter}"]
-    if is_verbose:
-        lines.append(f"  arithmetic {answer.arithmetic}")
-    if question.sampling.temperature > 0:
-        lines[0] += f", seed {question.sampling.seed}"
-    for stage in session.stages_report():
-        first, end = stage["layers"]
-        lines.append(
-            f"  {stage['name']}: layers {first} to {end - 1}, {mib(stage['weight_bytes'])} of "
-            f"weights{from_head(stage)}, pid {stage['pid']} at {stage['address']}"
-        )
-    lines += [f"  {line}" for line in drafter_lines(session)]
-    if session.chosen is not None:
-        told, runs = explain_forecast(session, answer), session.head.plan.stages
-        lines += [f"  {line}" for line in session.chosen.lines(runs, None if told is None else told.text)]
-    return "\n".join([*lines, *(statistics.lines(answer.statistics, session.drafters) if is_verbose else ())])
+# ------------------------------------------------------------------------------------------------- files
+
+
+def answer_all(llm: LLM, question: Question, prompts: Sequence[Prompt], args: argparse.Namespace) -> int:
+    """Answers and prints all prompts, several at a time, whose nodes share the pipeline's segments; the exit
+    status."""
+    head, tokenizer = llm.session.head, llm.tokenizer
+    assert tokenizer is not None
+    running: set[AnswerStream] = set()
+    stopped = threading.Event()
+
+    def answer(prompt: Prompt) -> list[tuple[Question, Answer]]:
+        """All turns of a prompt, one after another; fewer if they are stopped meanwhile."""
+        request, messages = head.new_request(), Messages()
+        found: list[tuple[Question, Answer]] = []
+        for turn in prompt.turns:
+            if stopped.is_set():
+                break
+            messages.append({"role": "user", "content": turn})
+            ids = tokenizer.encode_dialogue(messages, system=args.system, is_raw=args.raw)
+            asked = replace(question, prompt=ids)
+            try:
+                stream = AnswerStream(llm.session, asked, tokenizer, request=request)
+                running.add(stream)
+                if stopped.is_set():  # before it was listed
+                    stream.cancel()
+                found.append((asked, stream.answer()))
+                running.discard(stream)
+            except InputError as error:
+                raise InputError(f"prompt {prompt.prompt_id}: {error}") from None
+            messages.append({"role": "assistant", "content": found[-1][1].text})
+        head.forget(request)
+        return found
+
+    def stop() -> None:
+        stopped.set()
+        for stream in running.copy():
+            stream.cancel()
+
+    def show_answers(prompt: Prompt, found: list[tuple[Question, Answer]]) -> None:
+        for turn, (asked, answer) in enumerate(found):
+            if args.json:
+                document = report.record(llm, asked, answer)
+                print(json.dumps({"prompt": prompt.prompt_id, "turn": turn, **document}), flush=True)
+            else:
+                show(f"[{prompt.prompt_id}] {answer.text}\n\n")
+                note(f"  {report.figures(answer, llm.session)}")
+
+    console = Console(stderr=True)
+    with (
+        ThreadPoolExecutor(args.parallel) as pool,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as bar,
+    ):
+        task = bar.add_task("answers", total=len(prompts))
+        waiting = deque((prompt, pool.submit(answer, prompt)) for prompt in prompts)
+        try:
+            while waiting:
+                prompt, future = waiting[0]
+                found = future.result()
+                waiting.popleft()
+                show_answers(prompt, found)
+                bar.advance(task)
+        except KeyboardInterrupt:
+            stop()
+            for prompt, future in waiting:
+                if not future.cancel():
+                    show_answers(prompt, future.result())
+            return INTERRUPTED
+        except FlowSpecError:
+            stop()
+            raise
+    if not args.json and (known := report.expertise_table(llm.session, tokenizer)) is not None:
+        console.print(known)
+    return 0

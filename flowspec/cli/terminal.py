@@ -13,22 +13,22 @@ import re
 import sys
 from typing import IO
 
-WORDS_BEHIND = {"flowspec": 1, "launch/": 1, "pip": 2, "sudo": 2}
-"""How a command to copy begins, and how many words belong to it in any case."""
-ENDS = (",", ";", ":", ")")
-"""What a command to copy does not end with: behind it the sentence goes on."""
 CONTROL = re.compile("(?!\r\n)[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """All of C0 but tabs and ends of lines, DEL, C1, and what changes the direction of text."""
+GAP = r"(?<![,;:)])\ "
+"""Between words of a command; behind one of these marks the sentence goes on."""
+ARGUMENT = rf"""(?: -\S*(?:{GAP}(?![-"])\S+)? | "[^"]*"?\S* | '\S* | \S*/\S* | \S*\.\S+ )"""
+"""A flag with its value, a quoted text, a file."""
+UNIT = re.compile(
+    rf"""[(`'"]* (?: launch/\S* | (?: flowspec | (?:pip|sudo) (?:{GAP}\S+)? )(?!\S) )
+    (?: {GAP}(?:{ARGUMENT}|\S+) (?:{GAP}{ARGUMENT})* )? | \S+""",
+    re.VERBOSE,
+)
+"""A word, or a command to copy."""
 
 
 class TypedInterrupt(KeyboardInterrupt):
     """Ctrl-C where no answer comes that it would stop."""
-
-
-def terminal_size() -> os.terminal_size:
-    """Of the terminal that standard output is, as it is now: `COLUMNS` does not follow a resize."""
-    found = os.get_terminal_size(sys.stdout.fileno())
-    return os.terminal_size((found.columns or 80, found.lines or 24))
 
 
 def visible(text: str) -> str:
@@ -40,6 +40,12 @@ def visible(text: str) -> str:
 def fit_for(stream: IO[str], text: str) -> str:
     """Text as it goes to a stream."""
     return visible(text) if stream.isatty() else text
+
+
+def terminal_size(stream: IO[str] | None = None) -> os.terminal_size:
+    """Of the terminal that a stream, or standard output, is now: `COLUMNS` does not follow a resize."""
+    found = os.get_terminal_size((stream or sys.stdout).fileno())
+    return os.terminal_size((found.columns or 80, found.lines or 24))
 
 
 _shown_end = "\n"
@@ -62,17 +68,10 @@ def end_line() -> None:
 def note(text: str) -> None:
     """A message beside the answer, on standard error; on a line of its own where both are shown in one
     place."""
-    if _shown_end != "\n" and _is_one_place():
-        show("\n")
+    with contextlib.suppress(OSError, ValueError):  # a stream that is no file
+        if os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno()):
+            end_line()
     print(broken_for(sys.stderr, text), file=sys.stderr, flush=True)
-
-
-def _is_one_place() -> bool:
-    """Whether standard output and error are the same terminal, file or pipe."""
-    try:
-        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
-    except (OSError, ValueError):
-        return False
 
 
 def tell(text: str) -> None:
@@ -82,19 +81,14 @@ def tell(text: str) -> None:
 
 def broken_for(stream: IO[str], text: str) -> str:
     """A message as it goes to a stream."""
-    if stream.isatty():
-        return broken(visible(text), _columns(stream))
-    asked = os.environ.get("COLUMNS", "") if stream is sys.stdout else ""
-    return broken(text, int(asked)) if asked.isdecimal() and int(asked) else text
-
-
-def _columns(stream: IO[str]) -> int:
-    """A terminal's width without its last column, behind which a cursor is not the same for all of them."""
-    for each in (stream, sys.__stdout__):  # a chat puts another in the stream's place while it draws
-        with contextlib.suppress(OSError):
-            if each is not None:
-                return (os.get_terminal_size(each.fileno()).columns or 80) - 1
-    return 79
+    if not stream.isatty():
+        asked = os.environ.get("COLUMNS", "") if stream is sys.stdout else ""
+        width = int(asked) if asked.isdecimal() else 0
+        return broken(text, width) if width else text
+    width = 79
+    with contextlib.suppress(OSError):
+        width = terminal_size(stream).columns - 1  # terminals differ in what a full row does
+    return broken(visible(text), width)
 
 
 def broken(text: str, width: int) -> str:
@@ -108,7 +102,7 @@ def broken(text: str, width: int) -> str:
             out.append(line)
             continue
         indent = line[: len(line) - len(line.lstrip())]
-        first, *units = _units(line.split()) or [""]
+        first, *units = UNIT.findall(" ".join(line.split())) or [""]
         out.append(indent + first)
         for unit in units:
             if cell_len(f"{out[-1]} {unit}") <= width:
@@ -116,29 +110,6 @@ def broken(text: str, width: int) -> str:
             else:
                 out.append(f"{indent}  {unit}")
     return "\n".join(out)
-
-
-def _units(words: list[str]) -> list[str]:
-    """Words, and commands to copy in one piece."""
-    units: list[list[str]] = []
-    for word in words:
-        if units and _goes_on(units[-1], word):
-            units[-1].append(word)
-        else:
-            units.append([word])
-    return [" ".join(unit) for unit in units]
-
-
-def _goes_on(unit: list[str], word: str) -> bool:
-    """Whether a unit is a command, and the word belongs to it: a flag, its value, a quoted text, a file."""
-    name, before = unit[0].lstrip("(`'\""), unit[-1]
-    behind = WORDS_BEHIND.get("launch/" if name.startswith("launch/") else name)
-    if behind is None or before.endswith(ENDS):
-        return False
-    is_argument = (
-        before.startswith("-") or word.startswith(("-", "'", '"')) or "/" in word or "." in word[:-1]
-    )
-    return is_argument or len(unit) <= behind or " ".join(unit).count('"') % 2 == 1
 
 
 class LogHandler(logging.Handler):

@@ -93,7 +93,10 @@ class Terminal(pyte.Screen):
         laid = []
         for number, text in enumerate(texts[:-1] if not texts[-1] else texts):
             if number == cursor[0]:
-                y, x = len(laid) + cursor[1] // columns, cursor[1] % columns
+                y, x = divmod(cursor[1], columns)
+                if y and not x:  # it stays behind the last letter of a full row
+                    y, x = y - 1, columns
+                y += len(laid)
             for begin in range(0, max(len(text), 1), columns):
                 row = type(self.buffer[0])(self.default_char)
                 row.update(enumerate(text[begin : begin + columns]))

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from flowspec.cli import statistics
-from flowspec.cli.answer import figures
+from flowspec.cli import answer_report
+from flowspec.cli.answer_report import figures, statistics_lines
 from flowspec.core.head.hop_sums import reported
 from flowspec.core.head.statistics import Statistics
 from flowspec.core.protocol.messages import HOP_ROWS, HOP_SECONDS, Hop
@@ -72,14 +72,14 @@ def report(stages: int, scale: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("stages", "scale"), [(1, 1), (64, 5000)])
 def test_no_line_is_wider_than_a_terminal(stages: int, scale: int) -> None:
-    lines = statistics.lines(report(stages, scale))
-    assert max(map(len, lines)) <= statistics.WIDTH
+    lines = statistics_lines(report(stages, scale))
+    assert max(map(len, lines)) <= answer_report.WIDTH
     assert " ".join(lines).count("%") == stages + 1, "one for each stage, and rho"
 
 
 def test_every_figure_is_said() -> None:
     found = report(2, 50)
-    text = " ".join(" ".join(statistics.lines(found)).split())
+    text = " ".join(" ".join(statistics_lines(found)).split())
     for figure in (
         *("100 after the prompt, of which 49 gave", "4.00 at a time", "window 10.0", "1.96 per segment"),
         *("5000 drafted, 6400 sent, 1500 given up alive", "6400 run by the stages", "2800 dropped dead"),
@@ -89,8 +89,8 @@ def test_every_figure_is_said() -> None:
     ):
         assert figure in text
     assert "waited" not in text
-    assert any("2.25 s" in line for line in statistics.lines({**found, "waited_s": 2.25}))
-    (line,) = statistics.lines({**Statistics(stage_count=2).report(), "head_s": 0.0})
+    assert any("2.25 s" in line for line in statistics_lines({**found, "waited_s": 2.25}))
+    (line,) = statistics_lines({**Statistics(stage_count=2).report(), "head_s": 0.0})
     assert "no segments" in line
 
 
@@ -117,6 +117,6 @@ def test_of_prompts_of_earlier_runs_no_text_is_shown() -> None:
             plain = {"answers": 3, "best": "draft", "worth": {"draft": 0.8}}
             return [{**plain, "example": example} for example in ([], [5, 6])]
 
-    table = statistics.expertise_table(Learnt(), None)  # type: ignore[arg-type]
+    table = answer_report.expertise_table(Learnt(), None)  # type: ignore[arg-type]
     assert table is not None
     assert list(table.columns[0].cells) == ["(in earlier runs)", "5 6"]

@@ -59,6 +59,7 @@ def test_lines_are_edited_pasted_completed_recalled_and_dropped(state: Path, sho
     with Window(*chat) as window:
         window.until("you>")
         window.paste("What is\n2 + 3?\n")
+        window.until(lambda screen: screen.rows[screen.cursor.y] == "     2 + 3?")
         window.type("\r")
         window.until(answers(1))
         window.type("Is it\x1b\rfive")

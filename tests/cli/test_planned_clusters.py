@@ -94,6 +94,9 @@ def test_a_forecast_that_was_far_too_good_explains_itself(
     assert re.search(r"forecast [\d.]+ tokens/s, measured [\d.]+: ", told)
     assert re.search(r"fast took [\d.]+ times as long as predicted \(cores (busy|shared)", told)
     assert any(", continuous, drafter ngram" in line for line in ended.told)
+    short = run("generate", f"--cluster={path}", *ASKED, "--max-new-tokens=4")
+    (told,) = [line for line in short.told if line.startswith("  layers as planned: ")]
+    assert re.fullmatch(r"  layers as planned: forecast [\d.]+ tokens/s", told), "nothing is known of it yet"
 
 
 def test_what_does_not_fit_is_refused_as_plan_refuses_it(

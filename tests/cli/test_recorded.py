@@ -49,13 +49,13 @@ def test_generate_records_what_is_told_of_devices(
         given.append(options)
         return opened(args, options, *rest, **named)
 
-    def ask(llm: Any, question: Any, request: int, show: Callable[[str], None], **named: Any) -> Any:
+    def ask(llm: Any, question: Any, request: int, show: Callable[[str], None], journal: Any) -> Any:
         def shown(text: str) -> None:
             if given:
                 given.pop().on_note(told)
             show(text)
 
-        return asked(llm, question, request, shown, **named)
+        return asked(llm, question, request, shown, journal)
 
     monkeypatch.setattr(generate, "open_llm", open_llm)
     monkeypatch.setattr(generate, "ask", ask)

@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 
-from flowspec.cli import chat, resume
+from flowspec.cli import answer, chat
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.runtime.journal.file import Journal
 from flowspec.runtime.session import Session
@@ -123,7 +123,12 @@ CLUSTER, TWO = ["--cluster", "b.toml"], ["--local", "2"]
     ],
 )
 def test_a_dialogue_goes_on_where_it_was_unless_a_flag_says_where(
-    began: list[str], given: list[str], runs_on: list[str], told: str
+    began: list[str],
+    given: list[str],
+    runs_on: list[str],
+    told: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def parsed(*flags: str) -> argparse.Namespace:
         parser = argparse.ArgumentParser()
@@ -133,11 +138,15 @@ def test_a_dialogue_goes_on_where_it_was_unless_a_flag_says_where(
 
     plan = SimpleNamespace(model="bundled", fingerprint="f", dtype="float32", cache=CACHE_AUTO, context=100)
     session = cast(Session, SimpleNamespace(head=SimpleNamespace(plan=plan, arithmetic="")))
-    begun = resume.setting_of(parsed(*began), session)
+    with Journal.start(tmp_path / "chat", answer.setting_of(parsed(*began), session), print):
+        pass
     args = parsed(*given)
-    resume.follow_setting(args, begun)
+    args.resume = tmp_path / "chat"
+    opened = answer.open_journal(args, print)
+    assert opened is not None
+    opened[0].close()
     expected = parsed(*runs_on)
     path = None if expected.cluster is None else expected.cluster.absolute()
     assert (args.cluster and args.cluster.absolute(), args.local) == (path, expected.local)
-    line = resume.place_told(args, begun)
+    line = capsys.readouterr().err
     assert (told in line) if told else not line

@@ -7,49 +7,71 @@ import itertools
 import random
 import re
 import sys
-from os import terminal_size
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
+from rich.console import Console
 
-from flowspec.cli import streaming
-from flowspec.cli.streaming import AnswerView, WordWrap, errors_to
+from flowspec.cli.console import AnswerView
 from tests.cli.terminal import Terminal
 
 WORDS = ["a", "word", "x" * 30, "\n", "\n\n", " ", "longer-word"]
-SIZES = [(20, 6), (30, 9), (12, 5), (60, 12), (25, 3)]
+SIZES = [(20, 8), (30, 9), (12, 8), (60, 12), (25, 10)]
 
 
-def wrapped(pieces: list[str], width: int) -> str:
-    wrap = WordWrap(width)
-    return "".join([*(wrap.push(piece) for piece in pieces), wrap.push("", is_last=True)])
+class Screen:
+    """A terminal, its console, and the view of an answer in it."""
+
+    def __init__(self, columns: int, lines: int, status: Callable[[], str] | None = None) -> None:
+        self.terminal = Terminal(columns, lines)
+        self.console = Console(file=self.terminal, force_terminal=True, _environ={})  # type: ignore[arg-type]
+        self.console.size = (columns, lines)  # type: ignore[assignment]
+        self.view = AnswerView(self.console, status)
+        self.view._live.auto_refresh = False  # the live line changes with the text alone
+
+    def resize(self, columns: int, lines: int) -> None:
+        self.terminal.resize(lines, columns)
+        self.console.size = (columns, lines)  # type: ignore[assignment]
+
+
+@pytest.fixture(autouse=True)
+def noting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard error is the terminal: what is told is shown with the text."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def shown(pieces: list[str], width: int) -> list[str]:
+    """The rows of an answer of these pieces, in a terminal that is one column wider."""
+    screen = Screen(width + 1, 24)
+    with screen.view as view:
+        for piece in pieces:
+            view.show(piece)
+    terminal = screen.terminal
+    assert terminal.cursor.x == 0
+    past = ["".join(row[at].data for at in range(max(row, default=-1) + 1)).rstrip() for row in terminal.past]
+    return [*past, *terminal.rows[: terminal.cursor.y]]
 
 
 def test_words_stay_whole_and_letters_count_as_wide_as_they_are() -> None:
     pieces = ["The quick bro", "wn fox\n\n  jumps over ", "it"]
-    assert wrapped(pieces, 12) == "The quick\nbrown fox\n\n  jumps over\nit"
-    assert wrapped(["中文 中文 中文 ab"], 9) == "中文 中文\n中文 ab"
+    assert shown(pieces, 12) == ["The quick", "brown fox", "", "  jumps over", "it"]
+    assert [row.replace(" ", "") for row in shown(["中文 中文 中文 ab"], 9)] == ["中文中文", "中文ab"]
 
 
 @given(st.lists(st.text(alphabet="ab中 \n", max_size=12), max_size=12), st.integers(4, 20))
 def test_no_line_is_too_long_and_no_word_is_lost(pieces: list[str], width: int) -> None:
     text = "".join(pieces)
-    shown = wrapped(pieces, width)
-    assert shown == wrapped([text], width), "the pieces do not matter"
-    assert "".join(shown.split()) == "".join(text.split())
-    assert all(cell_len(line.rstrip()) <= width for line in shown.split("\n") if line.split())
-
-
-@pytest.fixture
-def still(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The live line changes with the text alone."""
-    monkeypatch.setattr(streaming, "EVERY_S", 1e6)
-
-
-def size_of(terminal: Terminal) -> terminal_size:
-    return terminal_size((terminal.columns, terminal.lines))
+    rows = shown(pieces, width)
+    assert rows == shown([text], width), "the pieces do not matter"
+    assert "".join("".join(rows).split()) == "".join(text.split())
+    assert all(cell_len(row) <= width for row in rows)
 
 
 def pieces_of(chances: random.Random) -> list[str]:
@@ -64,74 +86,74 @@ def test_a_live_line_and_what_is_told_leave_the_text_as_it_is(seed: int) -> None
     without them, the same stays on the screen."""
     chances = random.Random(seed)
     columns, lines = chances.choice([20, 30]), chances.choice([6, 9])
-    plain, terminal = Terminal(columns, lines), Terminal(columns, lines)
-    before = "before\n" * chances.randrange(8)
-    plain.write(before)
-    terminal.write(before)
     count = 0
 
-    def live() -> str:
+    def status() -> str:
         nonlocal count
         count += 1
         return f"busy {count}"
 
+    screen = Screen(columns, lines, status)
+    terminal = screen.terminal
+    terminal.write("before\n" * chances.randrange(8))
+    before = len(terminal.whole)
     pieces = pieces_of(chances)
-    with AnswerView(terminal, lambda: size_of(terminal), live) as view:  # type: ignore[arg-type]
+    with screen.view as view:
         for number, piece in enumerate(pieces):
             view.show(piece)
             if number % 7 == 3:
-                view.write(f"(note {number})\n")
-            with view._lock:
-                assert any(row.startswith("busy ") for row in terminal.rows) or not count
-                assert sum("busy" in row for row in terminal.whole) <= 1, "the line is left behind"
-    plain.write(wrapped(pieces, columns - 1) + "\n")
-    assert [row for row in terminal.whole if not row.startswith("(note ")] == plain.whole
-    assert sum(row.startswith("(note ") for row in terminal.whole) == len(range(3, len(pieces), 7))
+                tell(f"(note {number})")
+            assert any(row.startswith("busy ") for row in terminal.rows)
+            assert sum("busy" in row for row in terminal.whole) <= 1, "the line is left behind"
+    notes = [row for row in terminal.whole if row.startswith("(note ")]
+    text = [row for row in terminal.whole if row not in notes]
+    assert text[before:] == [row for row in shown(pieces, columns - 1) if row]
+    assert len(notes) == len(range(3, len(pieces), 7))
     assert terminal.cursor.x == 0
     assert count > 20
 
 
-@pytest.mark.usefixtures("still")
-@pytest.mark.parametrize("live", [None, lambda: "busy" * 3])
+@pytest.mark.parametrize("status", [None, lambda: "busy" * 3])
 @pytest.mark.parametrize("seed", range(4))
-def test_resizing_loses_no_word(seed: int, live: None) -> None:
+def test_resizing_loses_no_word(seed: int, status: Callable[[], str] | None) -> None:
     chances = random.Random(seed)
-    terminal = Terminal(*chances.choice(SIZES))
+    screen = Screen(*chances.choice(SIZES), status)
     pieces = pieces_of(chances)
-    with AnswerView(terminal, lambda: size_of(terminal), live) as view:  # type: ignore[arg-type]
+    with screen.view as view:
         for number, piece in enumerate(pieces):
             view.show(piece)
             if number % 5 == 1:
-                columns, lines = chances.choice(SIZES)
-                terminal.resize(lines, columns)
+                screen.resize(*chances.choice(SIZES))
             if number % 7 == 3:
-                view.write(f"(note{number})\n")
-    shown = "".join("".join(terminal.whole).split())
-    assert re.sub(r"\(note\d+\)", "", shown) == "".join("".join(pieces).split())
-    assert shown.count("(note") == len(range(3, len(pieces), 7))
+                tell(f"(note{number})")
+    found = "".join("".join(screen.terminal.whole).split())
+    assert re.sub(r"\(note\d+\)", "", found) == "".join("".join(pieces).split())
+    assert found.count("(note") == len(range(3, len(pieces), 7))
 
 
-@pytest.mark.usefixtures("still")
-def test_what_comes_after_a_note_begins_no_line_with_a_blank() -> None:
-    terminal = Terminal(40, 8)
-    with AnswerView(terminal, lambda: size_of(terminal)) as view:  # type: ignore[arg-type]
-        view.show("It was a dark night ")
-        view.write("(device b is lost)\n")
-        view.show("and it rained. ")
-        terminal.resize(8, 12)  # the line stands on several rows now, and is not written again
-        view.write("(b is back)\n")
-        view.show("The end")
-    assert terminal.text.startswith("(device b is lost) It was a dar k night and it rained.")
-    assert terminal.whole[-2:] == ["(b is back)", "The end"]
+@pytest.mark.parametrize("seed", range(4))
+def test_a_terminal_that_is_lower_than_what_is_drawn_loses_no_word_either(seed: int) -> None:
+    """What has scrolled out cannot be drawn anew, so there some are twice."""
+    chances = random.Random(seed)
+    screen = Screen(30, 9, lambda: "")
+    pieces = pieces_of(chances)
+    with screen.view as view:
+        for piece in pieces:
+            view.show(piece)
+            screen.resize(*chances.choice([(12, 5), (25, 3), (30, 9)]))
+    letters = iter("".join("".join(screen.terminal.whole).split()))
+    assert [each for each in "".join("".join(pieces).split()) if each not in letters] == []
 
 
 def test_standard_error_is_handed_on_in_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal(40, 8)
-    with AnswerView(terminal, lambda: size_of(terminal)) as view:  # type: ignore[arg-type]
-        print("one two three", "four", file=view, flush=True)
-        view.write("half")
-        assert terminal.whole == ["one two three four"]
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-        with errors_to(view):
-            print("to a file", file=sys.stderr)
-    assert terminal.whole == ["one two three four"]
+    screen = Screen(40, 8)
+    with screen.view as view:
+        view.show("It was a dark night ")
+        print("one two three", "four", file=sys.stderr, flush=True)
+        sys.stderr.write("half")
+        assert screen.terminal.whole == ["one two three four", "It was a dark night"]
+    monkeypatch.undo()
+    screen = Screen(40, 8)
+    with screen.view:
+        tell("to a file")
+    assert screen.terminal.whole == []

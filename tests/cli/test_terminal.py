@@ -81,7 +81,8 @@ def test_logs_and_consoles_on_a_terminal(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     handler.emit(record)
     assert capsys.readouterr().err == "peer said \\x1b]52;c;aGk=\\x07\n"
-    PlainConsole(force_terminal=True, no_color=True, width=80).print(f"[dim]he said {CLIPBOARD}[/]")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    PlainConsole(force_terminal=True).message(f"he said {CLIPBOARD}", "dim")
     assert "\x1b]" not in capsys.readouterr().out
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flowspec.cli.answer import FIXED
 from flowspec.cli.options import add_sampling_arguments, sampling_params
-from flowspec.cli.resume import FIXED
 from flowspec.core.protocol.messages import SAMPLING_FIELDS, Sampling
 from flowspec.errors import InputError
 from flowspec.model.text import Recommended
