@@ -32,8 +32,7 @@ from flowspec.model.text import Messages, Tokenizer, check_tokenizer, recommende
 from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream
 from flowspec.runtime.cluster_text import Cluster
 from flowspec.runtime.conversations import Conversations
-from flowspec.runtime.decoding import Decoding, choose_decoding
-from flowspec.runtime.default_drafter import taken_for
+from flowspec.runtime.decoding import Decoding, choose_decoding, choose_drafter
 from flowspec.runtime.head import Head
 from flowspec.runtime.pipeline_connections import Progress
 from flowspec.runtime.question import Question
@@ -149,12 +148,10 @@ class LLM:
                 prefix_caching=enable_prefix_caching,
                 keep_learnt=keep_learnt,
             )
-            taken = taken_for(decoding, options.model, options.cluster)
-            if taken.drafter is not None:
-                log.info("drafter %s, the best one that is here", taken.drafter.name)
-            self._open(
-                options, taken.decoding, recovery_options, on_progress or (lambda text, share: None), stack
-            )
+            decoding = choose_drafter(decoding, options.model, options.cluster)
+            if decoding.is_default:
+                log.info("drafter %s, the best one that is here", decoding.drafters[0])
+            self._open(options, decoding, recovery_options, on_progress or (lambda text, share: None), stack)
 
     @classmethod
     def opened(

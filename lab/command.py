@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from flowspec.cli.options import positive
+from flowspec.cli.result import Result
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import FlowSpecError
 from flowspec.interruption import INTERRUPTED, hear_signals
@@ -53,6 +54,13 @@ def add_dtype(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=sorted(ACTIVATIONS), default="bfloat16", help="precision (default: %(default)s)"
     )
+
+
+def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A table whose first column is text and whose others are numbers."""
+    result = Result()
+    result.table(columns, rows, title=title)
+    result.print()
 
 
 def run_command(

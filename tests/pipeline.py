@@ -45,7 +45,7 @@ from flowspec.core.stage.events import (
     Trim,
 )
 from flowspec.core.stage.stage import StageCore
-from flowspec.draft.protocol import CopiesFeatures, Drafter
+from flowspec.draft.base import CopiesFeatures, Drafter
 from flowspec.sim.drafter import FakeDrafter
 from flowspec.sim.world import World
 

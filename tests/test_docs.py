@@ -15,7 +15,7 @@ import pytest
 
 from flowspec.cli.commands import COMMANDS, HELP, build_parser
 from flowspec.core.methods import METHODS, make_method
-from flowspec.draft.kinds import WORDS
+from flowspec.draft.registry import WORDS
 from flowspec.runtime.cluster_file import read_cluster
 from lab import facts
 

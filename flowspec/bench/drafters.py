@@ -26,11 +26,10 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.text_before import TextBefore
-from flowspec.draft.featured import FeatureDrafter
-from flowspec.draft.kinds import find_drafter
-from flowspec.draft.kinds.base import Kind
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.base import Drafter, Kind
+from flowspec.draft.feature_drafter import FeatureDrafter
 from flowspec.draft.ranking import F32, Children, Ranker
+from flowspec.draft.registry import find_drafter
 from flowspec.model.accelerator import use_threads
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.files import ModelFiles
@@ -62,8 +61,8 @@ GOLDEN = (math.sqrt(5) - 1) / 2
 QUANTILES = 4096
 """Draws that stand for a Beta distribution's quantiles."""
 
-Maker = Callable[[], Drafter | None]
-"""Makes a drafter for one world of a case; None where there is none."""
+Maker = Callable[[], Drafter]
+"""Makes a drafter for one world of a case."""
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
@@ -74,7 +73,7 @@ OpenDrafter = Callable[[Experiment, str, bool], VirtualDrafter]
 
 
 def open_drafter(experiment: Experiment, name: str, coupled: bool) -> VirtualDrafter:
-    """What `draft.kinds.open_drafter` opens, `random`, or the synthetic one; without coupling models guess
+    """What `draft.registry.open_drafter` opens, `random`, or the synthetic one; without coupling models guess
     without the noise.
 
     Raises `InputError` for a drafter that cannot be used with the target in virtual time.
@@ -406,7 +405,7 @@ class FeatureReaders:
         states = features.copy()
         return lambda: PathReader(self._drafter(), states, self._target.span.count)
 
-    def _drafter(self) -> FeatureDrafter[Any, Any]:
+    def _drafter(self) -> FeatureDrafter:
         drafter = self._open()
         assert isinstance(drafter, FeatureDrafter), "a kind that reads features drafts"
         return drafter
@@ -417,7 +416,7 @@ class PathReader:
     `depths`: which shares of the target's layers stand before what it reads; `ranked_rows`: rows of the last
     job that are proposed children, which of a block may be without a pass."""
 
-    def __init__(self, drafter: FeatureDrafter[Any, Any], features: Array, layer_count: int) -> None:
+    def __init__(self, drafter: FeatureDrafter, features: Array, layer_count: int) -> None:
         self.captures, self.context = drafter.captures, drafter.context
         self.weight_bytes, self.cache_slots = drafter.weight_bytes, drafter.cache_slots
         self.depths = tuple(each / layer_count for each in drafter.captures)

@@ -225,8 +225,7 @@ class Engine:
             key = (case, name, coupled)
             if key not in makers:
                 makers[key] = self._virtual(name, coupled)(case)
-            if (drafter := makers[key]()) is not None:
-                drafters[name] = drafter
+            drafters[name] = makers[key]()
         return drafters
 
 

@@ -21,7 +21,7 @@ from flowspec.core.methods import CHAIN, DEFAULT, METHODS, WITHOUT_GUESSES, find
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.limits import DRAFTERS_MAX, STAGES_MAX
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.draft.kinds import NONE
+from flowspec.draft.registry import NONE
 from flowspec.errors import InputError, counted, meant
 from flowspec.model.files import BUNDLED
 from flowspec.plan.profile import DeviceProfile, find_profile
@@ -217,7 +217,8 @@ class Experiment(Settings, frozen=True, kw_only=True):
 
     def drafters_of(self, setup: Setup) -> tuple[str, ...]:
         """The models other than the target that a setup is run with; none for plain decoding."""
-        return self.drafters[: drafters_max(setup.method)] if setup.drafters is None else setup.drafters
+        names = self.drafters[: drafters_max(setup.method)] if setup.drafters is None else setup.drafters
+        return () if names == (NONE,) else names
 
 
 def drafters_max(method: str) -> int:

@@ -40,7 +40,7 @@ from flowspec.core.head.events import (
     VerifiedArrived,
 )
 from flowspec.core.protocol.types import Message
-from flowspec.draft.kinds import NONE, check_drafter
+from flowspec.draft.registry import NONE, check_drafter
 from flowspec.errors import InputError
 from flowspec.plan.cost import row_bytes
 from flowspec.runtime.decoding import Decoding

@@ -27,8 +27,8 @@ import numpy as np
 from flowspec.bench.console import Step
 from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
 from flowspec.core.protocol.precision import FILED
-from flowspec.draft.kinds import open_drafter
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.base import Drafter
+from flowspec.draft.registry import find_drafter
 from flowspec.errors import ClusterError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic.arrays import Numbers
@@ -152,8 +152,7 @@ def measure(machine: MeasuredMachine, effort: Effort, step: Step) -> Times:
         shape = made_shape(hidden, layers, VOCABULARY if hidden == narrowest else VOCABULARY_TINY)
         wide += [(dtype, *random_slice(shape, dtype, device)) for dtype in dtypes]
     _, head_shape, head = next(each for each in wide if each[1].hidden == narrowest)
-    drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), machine.dtype, device, context=CONTEXT)
-    assert drafter is not None
+    drafter = find_drafter(BUNDLED).open(ModelFiles(BUNDLED), machine.dtype, device, context=CONTEXT)
     tasks: list[Task] = []
 
     def add(kind: str, name: str, shape: ModelShape, run: Run, rows: int = 1) -> None:

@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
 from flowspec.bench.cases import PlainCase
-from flowspec.bench.console import show_table
 from flowspec.bench.experiment import AR, CLUSTER, OURS, SYNTHETIC, WORLDS, Experiment, Testbed
 from flowspec.bench.records import EXACT, WRONG
 from flowspec.bench.statistics import OVERALL, PAPER, PUBLISHED, Ratio
@@ -30,8 +28,6 @@ TEMPLATE = Path(__file__).with_name("report.html")
 PACKAGES = ("torch", "transformers", "numpy", "matplotlib")
 """Whose versions are told, if they are installed."""
 NONE = "-"
-WIDTH = 80
-"""Columns of the terminal."""
 FEW = 4
 """Prompts below which it is said how many there were; the experiment `paper` asks as many."""
 STAGES_SHOWN = 8
@@ -374,23 +370,21 @@ def markdown(summary: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------ the terminal
 
 
-def show(summary: Mapping[str, Any]) -> None:
-    """In the terminal, in 80 columns."""
+def overview(summary: Mapping[str, Any]) -> Iterator[str | ReportTable]:
+    """What the terminal shows: lines and tables."""
     world, setting = summary["world"], summary.get("setting", {})
-    print(fill(f"{summary['experiment']}, {world} world: {WORLDS[world]}", WIDTH))
+    yield f"{summary['experiment']}, {world} world: {WORLDS[world]}"
     if world == CLUSTER and (devices := setting.get("devices")):
-        print(fill(f"devices: {'; '.join(f'{name} {what}' for name, what in devices.items())}", WIDTH))
+        yield f"devices: {'; '.join(f'{name} {what}' for name, what in devices.items())}"
     if (some := few(summary)) and not is_load(summary):
-        print(f"Of {some} only, which tells little of others: --limit asks more.")
-    overviews = [_overview_table(table, world) for table in _answers_of(summary)]
-    for table in (*overviews, *_chain_and_load_tables(summary)):
-        print("\n" + fill(table.title, WIDTH))
-        show_table(table.columns, table.rows, numbers_from=1)
-    print("\n" + fill(LOADS_NOTE if is_load(summary) else _legend(summary), WIDTH) + "\n")
+        yield f"Of {some} only, which tells little of others: --limit asks more."
+    yield from (_overview_table(table, world) for table in _answers_of(summary))
+    yield from _chain_and_load_tables(summary)
+    yield f"\n{LOADS_NOTE if is_load(summary) else _legend(summary)}\n"
     for verdict in _verdicts(summary):
         more = len(verdict) - 1 - VERDICT_LINES
         for line in [*verdict[: 1 + VERDICT_LINES], *([f"- and {more} more"] if more > 0 else [])]:
-            print(fill(line.replace("`", ""), WIDTH, subsequent_indent="  "))
+            yield line.replace("`", "")
 
 
 def _overview_table(table: Mapping[str, Any], world: str) -> ReportTable:

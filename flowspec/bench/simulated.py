@@ -39,9 +39,9 @@ from flowspec.core.head.events import DrafterLost, DrafterRecovered, Emit, Finis
 from flowspec.core.head.head import Experience
 from flowspec.core.methods import find_method
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.draft.kinds import WITHOUT_TENSORS
-from flowspec.draft.protocol import Drafter
-from flowspec.draft.text import TextDrafter
+from flowspec.draft.base import Drafter
+from flowspec.draft.lookup import LookUpDrafter
+from flowspec.draft.registry import WITHOUT_TENSORS
 from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.timing import INSTANT, Curve
@@ -411,7 +411,7 @@ class LoadedWorld:
         self._each = {name: [drafter] for name, drafter in self.drafters_of(load.cases[0]).items()}
         # One that guesses from texts takes all answers, as at a head, and may remember them.
         self._drafters = {
-            name: some[0] if isinstance(some[0], TextDrafter) else DrafterForEach(some)
+            name: some[0] if isinstance(some[0], LookUpDrafter) else DrafterForEach(some)
             for name, some in self._each.items()
         }
         self._world = build(

@@ -29,15 +29,15 @@ from flowspec.cli.terminal import note
 from flowspec.core.methods import find_method
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.draft.choosing import BOARD, BOARDS, best_download, on_equal_devices, without_model
-from flowspec.draft.kinds import FALLBACK, NONE
+from flowspec.draft.catalogue import find_target
+from flowspec.draft.registry import FALLBACK, NONE
 from flowspec.errors import InputError, counted
 from flowspec.folders import state_folder
 from flowspec.llm import LLM
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.hub import is_fetched
 from flowspec.runtime.answer import Answer, AnswerStream
-from flowspec.runtime.default_drafter import Taken, taken_for
+from flowspec.runtime.decoding import Decoding, choose_drafter
 from flowspec.runtime.journal.file import Journal, newest
 from flowspec.runtime.journal.lines import JournalContent, Setting
 from flowspec.runtime.pipeline_connections import Progress
@@ -86,9 +86,10 @@ def open_llm(
     if not args.json:
         for name in dict.fromkeys((model, *drafters)):
             note_hub(name)
-    taken = taken_for(decoding_options(args, args.method, drafters, args.chain), model, args.cluster)
+    given = decoding_options(args, args.method, drafters, args.chain)
+    decoding = choose_drafter(given, model, args.cluster)
     if not args.json:
-        note_drafters(taken, model)
+        note_drafters(decoding, model, args.cluster)
     is_begun = args.json or sys.stderr.isatty()
     with loading_bar(quiet=args.json) as shown:
 
@@ -101,28 +102,20 @@ def open_llm(
             shown(text, share)
 
         options = cluster_options(args, args.local or LOCAL)
-        return LLM.opened(options, taken.decoding, recovery_options, progress, check, needs_text=needs_text)
+        return LLM.opened(options, decoding, recovery_options, progress, check, needs_text=needs_text)
 
 
-def note_drafters(taken: Taken, model: str) -> None:
-    """Says which drafter is taken where the user named none, or that none is used whom the user named, and on
-    a terminal which download would help."""
-    decoding = taken.decoding
+def note_drafters(decoding: Decoding, model: str, cluster: Path | None) -> None:
+    """Says which drafter is used where the user named none, or that none is used whom the user named, and on
+    a terminal where to find some."""
     if decoding.drafters not in ((), (NONE,)) and not find_method(decoding.method).drafts:
         named = ",".join(decoding.drafters)
         note(f"(--drafter {named} is not used: method {decoding.method} guesses nothing)")
-    if taken.drafter is not None:
-        note(f"(drafter {taken.drafter.name}, the best one that is here; --drafter {FALLBACK} does without)")
-    shape = taken.candidates.shape
-    if shape is None or not sys.stderr.isatty():
-        return
-    now = without_model(shape) if taken.drafter is None else taken.drafter.planned
-    if (better := best_download(taken.candidates, on_equal_devices(shape), now)) is not None:
-        found, gain = better
-        note(
-            f"(a drafter that is not here would make answers some {gain:.0%} faster, by formula on "
-            f"{BOARDS} {BOARD}: --drafter {found.name} downloads it; flowspec drafters {model} tells more)"
-        )
+    if decoding.is_default:
+        best = decoding.drafters[0]
+        note(f"(drafter {best}, the best one that is here; --drafter {FALLBACK} does without)")
+    elif decoding.is_open(cluster) and find_target(model) is not None and sys.stderr.isatty():
+        note(f"(a published drafter may make answers faster: flowspec drafters {model} lists them)")
 
 
 def note_hub(name: str) -> None:

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,15 @@ from flowspec.bench.records import (
     open_folder,
     read_records,
 )
-from flowspec.bench.report import command_of, markdown, setting_of, show, write_report
+from flowspec.bench.report import command_of, markdown, overview, setting_of, write_report
 from flowspec.bench.simulated import stages_of
 from flowspec.bench.statistics import PAPER, REFERENCES, first_of, summarise
 from flowspec.cli.options import drafter_names, number_list, positive, positives, reals
 from flowspec.cli.parser import Rare
+from flowspec.cli.result import Result
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.limits import DRAFTERS_MAX
-from flowspec.draft.kinds import NONE, WORDS, check_drafter
+from flowspec.draft.registry import NONE, WORDS, check_drafter
 from flowspec.errors import ClusterError, InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.plan.tables import shipped_files
@@ -295,12 +296,21 @@ def _run_in(out: Path, experiment: Experiment, args: argparse.Namespace) -> int:
             note(f"flowspec bench: {error}")
             raise ClusterError(text) from None
         raise KeyboardInterrupt(text) from None
-    if args.json:
-        print(json.dumps(summary))
-    else:
-        show(summary)
+    result_of(summary).print(as_json=args.json)
+    if not args.json:
         note(f"report: {out}/report.html (all it is made of is beside it)")
     return exit_status(summary, records)
+
+
+def result_of(summary: Mapping[str, Any]) -> Result:
+    """A summary as the terminal shows it."""
+    result = Result(summary)
+    for part in overview(summary):
+        if isinstance(part, str):
+            result.note(part)
+        else:
+            result.table(part.columns, part.rows, title=part.title)
+    return result
 
 
 def exit_status(summary: dict[str, Any], records: Sequence[AnyRecord]) -> int:

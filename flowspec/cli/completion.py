@@ -14,7 +14,7 @@ from typing import Any
 import shtab
 
 from flowspec.cli import commands
-from flowspec.draft.kinds import WORDS
+from flowspec.draft.registry import WORDS
 from flowspec.model.files import BUNDLED, bundled_models
 
 PLACES = {

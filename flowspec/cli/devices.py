@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flowspec.bench.console import show_table
 from flowspec.cli.options import check_new_toml, write_file
+from flowspec.cli.result import Result
 from flowspec.cli.terminal import note
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
@@ -112,7 +112,9 @@ def show(seen: Sequence[Mapping[str, Any]]) -> None:
         device = each["device"] + (f", {each['board']}" if each["board"] else "")
         known = "-" if available is None else mib(available)
         rows.append((each["name"], each["address"], each["version"], memory, known, device, state))
-    show_table(("name", "address", "FlowSpec", "memory", "available", "device", "state"), rows)
+    result = Result()
+    result.table(("name", "address", "FlowSpec", "memory", "available", "device", "state"), rows, texts=7)
+    result.print()
 
 
 def write(path: Path, seen: Sequence[Mapping[str, Any]]) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from flowspec.bench.console import progress, show_table
+from flowspec.bench.console import progress
 from flowspec.cli.options import LOCAL, add_model_arguments, cluster_options
+from flowspec.cli.result import Result
 from flowspec.cli.terminal import broken_for
 from flowspec.core.protocol.device_messages import AskFacts, LinkFacts
 from flowspec.core.stage.slots import WORK_BYTES
@@ -143,7 +144,10 @@ def show(
 ) -> None:
     answered = [each for each in found if each.facts is not None]
     usable = usable_memory(answered, {each.device.name: machine_of(each.device.address) for each in answered})
-    show_table(COLUMNS, [_row(each, needs, usable.get(each.device.name, 0)) for each in found])
+    result = Result()
+    rows = [_row(each, needs, usable.get(each.device.name, 0)) for each in found]
+    result.table(COLUMNS, rows, texts=len(COLUMNS))
+    result.print()
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     parts = f"weights, cache for {needs.context} tokens and {mib(WORK_BYTES)} to work in"
     also = f"{mib(PROCESS_BYTES)} more are set aside for the daemon's process, which mostly takes less"

@@ -44,9 +44,8 @@ flowspec plan --devices 2x raspberry-pi-5  # the bundled model, on two boards
 flowspec plan --shape llama-3-8b --devices 4x jetson-orin-nano,raspberry-pi-5  \
 # a well-known model, without its files
 flowspec plan --cluster my-cluster.toml --model Qwen/Qwen3-4B  # asks the devices of that file
-flowspec drafters Qwen/Qwen3-4B  # compared on four equal boards
-flowspec drafters Qwen/Qwen3-4B --devices 2x raspberry-pi-5 --dtype int4  # on boards of these kinds
-flowspec fetch Qwen/Qwen3-4B-GGUF --list --devices 2x raspberry-pi-5  # what there is, what fits
+flowspec drafters Qwen/Qwen3-4B  # what others published for it, best first
+flowspec fetch Qwen/Qwen3-4B-GGUF --list  # what there is
 flowspec fetch Qwen/Qwen3-4B-GGUF --quant Q4_K_M  # one file; a download that broke off goes on
 flowspec fetch Qwen/Qwen3-0.6B  # a checkpoint
 flowspec profile --keep  # measure this machine for the daemons of this user

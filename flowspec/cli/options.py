@@ -15,7 +15,7 @@ from flowspec.core.methods import METHODS, options_of
 from flowspec.core.protocol.limits import TREE_NODES_MAX
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, CACHES
-from flowspec.draft.kinds import FALLBACK, WORDS
+from flowspec.draft.registry import FALLBACK, WORDS
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, bundled_models
 from flowspec.runtime.decoding import AUTO, Decoding, choose_decoding, method_for

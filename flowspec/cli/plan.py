@@ -22,10 +22,8 @@ from flowspec.cli.plan_request import GIVEN, PlanInputs, add_device_arguments, r
 from flowspec.core.methods import DEFAULT, WITHOUT_GUESSES
 from flowspec.core.protocol.limits import REQUESTS_MAX
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.draft.choosing import best_download, on, without_model
-from flowspec.draft.kinds import ALL as KINDS
-from flowspec.draft.kinds import FALLBACK, NONE, sketched
-from flowspec.draft.kinds.eagle import SKETCH
+from flowspec.draft.feature_kinds import SKETCH
+from flowspec.draft.registry import FALLBACK, KINDS, NONE, PLANNED_FALLBACK, plan_drafter
 from flowspec.errors import InputError, counted
 from flowspec.model.files import BUNDLED, TOY
 from flowspec.plan.absence import among, without_each
@@ -118,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help=Rare(
             "of its best guesses (default: "
-            + ", ".join(f"{kind.plural} {kind.acceptance:g}" for kind in KINDS if kind.acceptance)
+            + ", ".join(f"{kind.plural} {kind.acceptance:g}" for kind in KINDS)
             + ")"
         ),
     )
@@ -181,8 +179,7 @@ def make_report(
     """What `--json` prints, and text is made of."""
     request, drafter, rate = inputs.request, inputs.request.drafter, plan.forecast.tokens_per_s
     helps = improvements(request, plan)
-    download = best_download(inputs.taken.candidates, on(request), drafter)
-    if download is None and (eagle := _with_eagle(request, rate)):
+    if eagle := _with_eagle(request, rate):
         helps = sorted([*helps, eagle], key=lambda option: -(option.gain or 0.0))
     left_out = why_left_out(request, plan)
     if inputs.survey is None:  # else the head is where the user is, whatever suits it
@@ -211,7 +208,6 @@ def make_report(
             {"change": each.text, "tokens_per_s": rate * (1 + (each.gain or 0.0)), "gain": each.gain}
             for each in helps
         ],
-        "would_download": download and {"drafter": download[0].row.drafter, "gain": download[1]},
         "assumptions": _assumptions(args, inputs, plan),
         "by_hand": by_hand and {**_numbers(by_hand), "fits": _fits(by_hand)},
         "absent": None if args.cluster is None else _absence(inputs, plan),
@@ -267,7 +263,7 @@ def _alone(request: PlanRequest) -> dict[str, Any] | None:
     no guesses; None where the model fits no device alone. There is `no_room_for` a drafter that does not fit
     beside the model there."""
     own = request.drafter
-    drafters = [own] if own is None else [own, without_model(request.shape)]
+    drafters = [own] if own is None else [own, PLANNED_FALLBACK]
     rows, seen = list[dict[str, Any]](), []
     for place in request.stage_sites:
         if (place.profile, place.memory_bytes) in seen:
@@ -296,7 +292,7 @@ def _with_eagle(request: PlanRequest, tokens_per_s: float) -> Option | None:
     where a model that was trained guesses already."""
     if request.drafter is not None and request.drafter.shape is not None:
         return None
-    head = sketched(SKETCH, request.shape)
+    head = plan_drafter(SKETCH, request.shape)
     try:
         rate = make_plan(replace(request, drafter=head)).forecast.tokens_per_s
     except InputError:
@@ -447,12 +443,6 @@ def plan_lines(
     for each in helps:
         rate = rounded(each["tokens_per_s"])
         yield f"  {each['change']:<{width}}{each['gain'] or 0:>+7.0%}{rate:>7} tokens/s"
-    if (download := report["would_download"]) is not None:
-        yield ""
-        yield from _wrap(
-            f"a drafter that is not here would give {download['gain']:+.0%}: chat with --drafter "
-            f"{download['drafter']} downloads it"
-        )
     if (by_hand := report["by_hand"]) is not None:
         rate, share = rounded(by_hand["tokens_per_s"]), by_hand["tokens_per_s"] / tokens_per_s
         counts = (str(end - first) for first, end in (stage["layers"] for stage in by_hand["stages"]))

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
 
-from flowspec.cli.options import add_cache_argument, joined, positive
+from flowspec.cli.options import joined
 from flowspec.cli.parser import Rare
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.draft.choosing import without_model
-from flowspec.draft.kinds import FALLBACK
-from flowspec.draft.mtp_files import has_mtp
+from flowspec.draft.layouts import has_mtp
+from flowspec.draft.registry import FALLBACK, PLANNED_FALLBACK
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.memory import ModelWeights, weights_of
@@ -34,8 +32,7 @@ from flowspec.runtime.cluster_file import (
     read_drafters,
     read_links,
 )
-from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.default_drafter import Taken, taken_for
+from flowspec.runtime.decoding import Decoding, choose_drafter
 from flowspec.runtime.planning.first_look import refuse_silent
 from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.planning.survey import ASSUMED, DECLARED, Survey, survey
@@ -48,13 +45,11 @@ GIVEN = "given"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """What the planner is asked, with the names of the drafters, what is said of them, and what there was to
-    choose from where none is named; the `survey` where the devices of a cluster file were asked. The links
-    are `given`, `declared`, `measured` or `assumed`."""
+    """What the planner is asked, with the names of the drafters and what is said of them; the `survey` where
+    the devices of a cluster file were asked. The links are `given`, `declared`, `measured` or `assumed`."""
 
     request: PlanRequest
     drafters: tuple[str, ...]
-    taken: Taken
     survey: Survey | None
     links: str
     is_acceptance_published: bool
@@ -90,18 +85,6 @@ def add_device_arguments(group: argparse._ActionsContainer) -> None:
     )
 
 
-def add_forecast_arguments(parser: argparse.ArgumentParser, **dtype: Any) -> None:
-    """What names the devices that something is for, with `--dtype`; all else is as a plan has it where nobody
-    says it."""
-    group = parser.add_argument_group("devices that it is for")
-    add_device_arguments(group)
-    group.add_argument("--dtype", **dtype)
-    context = "memory is reserved for it (default: 4096)"
-    group.add_argument("--context", type=positive, metavar="TOKENS", help=context)
-    add_cache_argument(group)
-    parser.set_defaults(shape=None, acceptance=None, users=1, head=None, all_devices=False)
-
-
 def read_plan_inputs(args: argparse.Namespace) -> PlanInputs:
     """What the flags ask for, but no drafter that nobody named where the model does not fit beside it, as
     chat then does without; raises `InputError`, and `ClusterError` where no device of a cluster file
@@ -127,18 +110,17 @@ def read_plan_inputs(args: argparse.Namespace) -> PlanInputs:
     if args.acceptance is not None and not 0 < args.acceptance < 1:
         raise InputError(f"--acceptance: expected a share above 0 and below 1, got {args.acceptance:g}")
     decoding = Decoding(drafters=joined(args.drafter))
-    taken = Taken(decoding=decoding)
     if args.shape is None:
-        taken = taken_for(decoding, args.model, args.cluster)
-    inputs = make_plan_inputs(args, shape, weights, precisions, context, taken)
-    if taken.drafter is None:
+        decoding = choose_drafter(decoding, args.model, args.cluster)
+    inputs = make_plan_inputs(args, shape, weights, precisions, context, decoding)
+    if not decoding.is_default:
         return replace(inputs, drafter_note="" if args.drafter else ", the default")
     try:
         make_plan(inputs.request)
     except DoesNotFit:
         return replace(
             inputs,
-            request=replace(inputs.request, drafter=without_model(shape)),
+            request=replace(inputs.request, drafter=PLANNED_FALLBACK),
             drafters=(FALLBACK,),
             is_acceptance_published=False,
             drafter_note=f": beside {inputs.drafters[0]}, which is here, the model does not fit",
@@ -152,12 +134,12 @@ def make_plan_inputs(
     weights: ModelWeights,
     precisions: tuple[str, ...],
     context: int,
-    taken: Taken,
+    decoding: Decoding,
 ) -> PlanInputs:
     """What the flags ask for of a model and a drafter that are known; raises as `read_plan_inputs`."""
     placed = {} if args.cluster is None else read_drafters(args.cluster)
-    drafters = taken.decoding.drafters_for(args.shape or args.model, tuple(placed))
-    drafter = drafter_inputs(drafters, placed, shape, may_fetch=taken.decoding.may_fetch)
+    drafters = decoding.drafters_for(args.shape or args.model, tuple(placed))
+    drafter = drafter_inputs(drafters, placed, shape, may_fetch=decoding.may_fetch)
     planned = drafter.planned
     if planned is not None and args.acceptance is not None:
         planned = replace(planned, acceptance=args.acceptance)
@@ -204,7 +186,6 @@ def make_plan_inputs(
     return PlanInputs(
         request=request,
         drafters=drafters,
-        taken=taken,
         survey=found,
         links=links,
         is_acceptance_published=drafter.is_published,

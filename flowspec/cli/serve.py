@@ -28,7 +28,7 @@ from flowspec.cli.options import (
 )
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
-from flowspec.draft.kinds import FALLBACK, SHARING
+from flowspec.draft.registry import FALLBACK, SHARING
 from flowspec.errors import FlowSpecError, InputError
 from flowspec.interruption import hear_signals
 from flowspec.llm import PARALLEL_MAX

@@ -24,7 +24,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from flowspec.bench.cases import of_each_domain, read_prompts
-from flowspec.bench.console import show_table
 from flowspec.bench.records import EXACT, WRONG
 from flowspec.bench.verify import Case, ClusterAnswer, answer_of, judge, read_binding
 from flowspec.cli.console import loading_bar
@@ -41,6 +40,7 @@ from flowspec.cli.options import (
     reals,
 )
 from flowspec.cli.parser import Rare
+from flowspec.cli.result import Result
 from flowspec.cli.terminal import tell
 from flowspec.core.methods import CHAINED, METHODS, find_method
 from flowspec.core.protocol.limits import REQUESTS_MAX
@@ -261,7 +261,9 @@ def show(answers: Answers, faithful: dict[str, Any], not_bound: str) -> None:
         numbers += [f"{temperature:g}", len(group), found["tokens"], found["exact"], found["wrong"]]
         rows.append([f"{method}: {Path(drafter).name}", *map(str, numbers)])
     columns = ("method: drafter", "stages", "users", "temp", "answers", "tokens", "exact", "wrong")
-    show_table(columns, rows, numbers_from=1)
+    result = Result()
+    result.table(columns, rows)
+    result.print()
     for each in answers:
         if each["difference"] is not None:
             tell(wrong_line(each))

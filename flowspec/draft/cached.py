@@ -28,7 +28,7 @@ from flowspec.core.stage.events import (
 from flowspec.core.stage.slots import slots_in
 from flowspec.core.stage.stage import StageCore
 from flowspec.core.text_before import TextBefore
-from flowspec.draft.ranking import F32, Ranker
+from flowspec.draft.ranking import F32, Children, Ranker
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.ahead import Ahead
 from flowspec.model.arithmetic.arrays import Array
@@ -93,14 +93,18 @@ class TreeCachedDrafter(ABC):
             command = commands.popleft()
             if isinstance(command, RunLayers):
                 rows = _rows_of(command, segment)
-                with self._masks_of(rows) as masks:
+                masks_below = {
+                    (row.request, row.node): partial(self._ranker.shaping(row.sampling).mask, row.text)
+                    for row in rows
+                    if row.text is not None and row.sampling.grammar is not None
+                }
+                with Ahead(masks_below, beside=are_masks_beside(self._ranker.grammars)) as masks:
                     proposals += self._propose(*self.run(command, rows), width, masks)
-                nothing = (-1,) * len(rows)
                 done = LayersDone(
                     job=command.job,
                     rows=tuple(range(len(rows))),
                     payload=None,
-                    next_tokens=nothing,
+                    next_tokens=(-1,) * len(rows),
                     started_s=0.0,
                     ended_s=0.0,
                 )
@@ -146,49 +150,28 @@ class TreeCachedDrafter(ABC):
         elif isinstance(command, CloseCache):
             self.close_cache(command.request)
 
-    def _masks_of(self, rows: Sequence[Row]) -> Masks:
-        """What grammars allow below the rows that are asked."""
-        wanted = {
-            (row.request, row.node): partial(self._ranker.shaping(row.sampling).mask, row.text)
-            for row in rows
-            if row.text is not None and row.sampling.grammar is not None
-        }
-        return Ahead(wanted, beside=are_masks_beside(self._ranker.grammars))
-
-    def _propose(
-        self,
-        rows: Sequence[Row],
-        hidden: Array,
-        width: int,
-        masks: Masks,
-    ) -> list[Proposal]:
-        found = []
+    def _propose(self, rows: Sequence[Row], hidden: Array, width: int, masks: Masks) -> list[Proposal]:
+        ranked: list[Children] = []
         for first in range(0, len(rows), ROWS_RANKED_MAX):
             some = rows[first : first + ROWS_RANKED_MAX]
-            logits = self.logits(hidden[first : first + ROWS_RANKED_MAX])
-            ranked = self._ranker.best(
-                logits,
+            ranked += self._ranker.best(
+                self.logits(hidden[first : first + ROWS_RANKED_MAX]),
                 [(row.sampling, row.position + 1) for row in some],
                 width,
                 [row.text for row in some],
-                [_taken(masks, row) for row in some],
+                # also None for a row of an earlier job that is asked about again: its mask is computed then
+                [masks.take((row.request, row.node)) if row.sampling.grammar else None for row in some],
             )
-            for row, children in zip(some, ranked, strict=True):
-                found.append(
-                    Proposal(
-                        request=row.request,
-                        epoch=row.epoch,
-                        node=row.node,
-                        tokens=children.tokens,
-                        confidences=children.confidences,
-                    )
-                )
-        return found
-
-
-def _taken(masks: Masks, row: Row) -> Mask | None:
-    """None where nothing is masked, or a row of an earlier job is asked about: its mask is computed then."""
-    return None if row.sampling.grammar is None else masks.take((row.request, row.node))
+        return [
+            Proposal(
+                request=row.request,
+                epoch=row.epoch,
+                node=row.node,
+                tokens=children.tokens,
+                confidences=children.confidences,
+            )
+            for row, children in zip(rows, ranked, strict=True)
+        ]
 
 
 def _rows_of(job: RunLayers, segment: Segment) -> list[Row]:

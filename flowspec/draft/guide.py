@@ -52,9 +52,8 @@ class Words:
         self._sorted = sorted(self._ids)
         self._longest = max(map(len, self._ids), default=0)
 
-    def written_by(self, run: bytes) -> list[int]:
-        """The tokens that write the beginning of a run of bytes, or all of it; the longest last. None for an
-        empty one."""
+    def writing(self, run: bytes) -> list[int]:
+        """The tokens that write the beginning of a run of bytes, or all of it; the longest last."""
         ends = range(1, min(len(run), self._longest) + 1)
         return [token for end in ends for token in self._ids.get(run[:end], ())]
 
@@ -83,22 +82,20 @@ class Guide:
         self, answer: Sequence[int], found: Sequence[tuple[int, float]], width: int
     ) -> list[tuple[int, float]]:
         """Up to `width` tokens that may follow an answer, surest first, with the confidence in each: of those
-        that were `found` the allowed ones, and what the grammar says itself.
-
-        None where only the end may follow: nothing is drafted there.
-        """
+        that were `found` the allowed ones, and what the grammar says itself. None where only the end may
+        follow: nothing is drafted there."""
         text = self._text(answer)
         if text is None:
             return []
         run = self._run(text)
         if only := self._only(run, text):
             return [(only[0], CERTAIN)]
-        own = [(token, LONGEST) for token in self._writing(run, text)[-1:]]
-        known = {token for token, _ in own}
-        for token, confidence in found:
-            if token not in known and self._may_follow(token, text, run):
-                own.append((token, confidence))
-        return sorted(own, key=lambda guess: -guess[1])[:width]
+        longest = self._writing(run, text)[-1:]
+        guesses = [(token, LONGEST) for token in longest]
+        guesses += [
+            guess for guess in found if guess[0] not in longest and self._may_follow(guess[0], text, run)
+        ]
+        return sorted(guesses, key=lambda guess: -guess[1])[:width]
 
     def certain(self, answer: Sequence[int]) -> list[int]:
         """The tokens that alone can follow an answer, one behind the other."""
@@ -137,7 +134,7 @@ class Guide:
 
     def _writing(self, run: bytes, text: Sequence[int]) -> list[int]:
         """The tokens that write what is certain, or its beginning; the longest last."""
-        return [token for token in self._words.written_by(run) if self._may_begin(token, text)]
+        return [token for token in self._words.writing(run) if self._may_begin(token, text)]
 
     def _only(self, run: bytes, text: Sequence[int]) -> list[int]:
         """The one token that can write what is certain; none where there are others, or too many to ask
@@ -148,10 +145,8 @@ class Guide:
         if len(writing) != 1:
             return []
         longer = list(islice(self._words.beyond(run), BEYOND_MAX + 1))
-        is_alone = len(longer) <= BEYOND_MAX and not any(
-            self._may_follow(token, text, run) for token in longer
-        )
-        return writing if is_alone else []
+        has_others = len(longer) > BEYOND_MAX or any(self._may_follow(token, text, run) for token in longer)
+        return [] if has_others else writing
 
     def _may_begin(self, token: int, text: Sequence[int]) -> bool:
         """Whether a token may be where it would be by the vocabulary."""
@@ -165,8 +160,13 @@ class Guide:
         return list(run[: len(own)]) == list(own) or self._grammar.may_go_on(text, own)
 
 
-def certain_of(tokens: TokenBytes) -> Callable[[Grammar], Callable[[Sequence[int]], Sequence[int]]]:
-    """What a head asks what is certain (`core.head.certain`); only who needs it pays for an index of all
-    tokens."""
+def guide_of(tokens: TokenBytes) -> Callable[[Grammar], Guide]:
+    """What makes a request's guide; only who needs one pays for an index of all tokens."""
     words = lru_cache(maxsize=1)(lambda: Words(tokens))
-    return lambda grammar: Guide(grammar, words()).certain
+    return lambda grammar: Guide(grammar, words())
+
+
+def certain_of(tokens: TokenBytes) -> Callable[[Grammar], Callable[[Sequence[int]], Sequence[int]]]:
+    """What a head asks what is certain (`core.head.certain`)."""
+    make = guide_of(tokens)
+    return lambda grammar: make(grammar).certain

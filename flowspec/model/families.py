@@ -36,7 +36,7 @@ _ROOTS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MtpLayout:
-    """How a checkpoint names its MTP layer, which guesses further tokens (`draft/mtp_head.py`).
+    """How a checkpoint names its MTP layer, which guesses further tokens.
 
     `count`: the config's field for how many there are. All its tensors begin with `prefix`, where `{}` is the
     number of the model's layers; those of its decoder layer go on with `layer`. Beside it are the norms of a

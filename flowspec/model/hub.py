@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,6 @@ USUAL = ("Q4_K_M", "Q4_0", CHECKPOINT)
 """What is taken where nobody says, the first that is there."""
 _QUANT = re.compile(r"(?:^|[-._])((?:I?Q|TQ)\d\w*|BF16|F16|F32|MXFP4\w*)$", re.IGNORECASE)
 _WEIGHTS = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors")
-_HEADER_BYTES = (1 << 23, 1 << 25, 1 << 27)
-"""Of a GGUF file, so much is read to see what the model is; more where its vocabulary is longer."""
 
 
 # ------------------------------------------------------------------------------------------------ files
@@ -180,27 +178,6 @@ def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
     names = ", ".join(dict.fromkeys(choice.name for choice in choices))
     asked = "expected --quant" if quant is None else f"has no {quant}; expected --quant"
     raise InputError(f"{repository!r} on the hub: {asked} with one of {names}")
-
-
-def write_headers(repository: str, choice: Choice, folder: Path) -> Iterator[Path]:
-    """The first file of a GGUF choice, with the others beside it: as long as they are on the hub, of which
-    only the beginning is there, enough to read what the model is; again with more of it for whom it was not.
-    """
-    utils = imported("huggingface_hub.utils")
-    for header_bytes in _HEADER_BYTES:
-        for name, size in choice.sizes.items():
-            headers = {**utils.build_hf_headers(), "Range": f"bytes=0-{header_bytes - 1}"}
-            try:
-                url = _hub().hf_hub_url(repository, name)
-                answer = utils.get_session().get(url, headers=headers)
-                answer.raise_for_status()
-            except Exception as error:  # noqa: BLE001 - as above
-                text = f"cannot read {name} of {repository!r} on the hub: {first_line(error)}"
-                raise InputError(text) from None
-            with (folder / Path(name).name).open("wb") as file:
-                file.write(answer.content[:size])
-                file.truncate(size)
-        yield folder / Path(choice.model).name
 
 
 # --------------------------------------------------------------------------------------- for a daemon

@@ -224,10 +224,9 @@ class LayerShape:
         is_own: bool = True,
         has_fading: bool = False,
         table_rows: int = 0,
-        read: int = 0,
     ) -> None:
-        """Its rows are `hidden` wide, and attention reads `read` numbers of them, or as many. `is_own`: it
-        has keys and values of its own. `has_fading`: files have -e^A_log."""
+        """Its rows are `hidden` wide. `is_own`: it has keys and values of its own. `has_fading`: files have
+        -e^A_log."""
         assert spec.dense is not None, "there is an operation for everything"
         self._spec, self._dense, self._hidden = spec, spec.dense, hidden
         mixture, self._family = spec.dense.mixture, family
@@ -238,7 +237,7 @@ class LayerShape:
         elif spec.dense.mixer is not None:
             self._add_delta_rule(spec.dense.mixer, has_fading)
         else:
-            self._add_attention(is_own, read or hidden)
+            self._add_attention(is_own, hidden * (2 if spec.dense.embedding_norm else 1))
         if mixture is None or mixture.is_parallel:
             self._add_mlp("mlp", spec.dense.neurons)
         if mixture is not None:

@@ -35,7 +35,6 @@ from flowspec.core.stage.events import (
     RunLayers,
 )
 from flowspec.core.stage.slots import slots_in
-from flowspec.draft.protocol import Drafter
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.arithmetic.arrays import DTYPES, Array
@@ -50,6 +49,7 @@ from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress, Qu
 from flowspec.wire.codec import Tensor
 
 if TYPE_CHECKING:
+    from flowspec.draft.base import Drafter
     from flowspec.model.grammar import GrammarVocabulary
     from flowspec.model.slice import Slice
     from flowspec.model.weights import Span
@@ -321,12 +321,15 @@ class ComputeThread:
         part.cache_bytes_max = cache_bytes_max
         self._drafter = None
         if assign.drafting is not None:
-            from flowspec.draft.cached import TreeCachedDrafter
-            from flowspec.draft.kinds import drafter_of  # most devices never draft
+            from flowspec.draft.language import LanguageModelDrafter  # most devices never draft
 
-            self._drafter = drafter_of(part, assign.drafting, assign.context)
-            if isinstance(self._drafter, TreeCachedDrafter):
-                self._drafter.take_grammars(part.grammars)
+            self._drafter = LanguageModelDrafter(
+                part,
+                context=assign.context,
+                vocabulary_size=assign.drafting.vocabulary,
+                coupled=assign.drafting.coupled,
+            )
+            self._drafter.take_grammars(part.grammars)
 
     def _grammars_of(self, assign: Assign) -> GrammarVocabulary | None:
         """The vocabulary for masks, where they are wanted and this device can compute them; that of the last

@@ -4,13 +4,14 @@ before anything is started."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.methods import CHAIN, CHAINED, DEFAULT, default_method, find_method
 from flowspec.core.protocol import limits
-from flowspec.draft.kinds import FALLBACK, NONE, WITHOUT_TENSORS, check_drafter, find_drafter, model_name
+from flowspec.draft.catalogue import best_here, find_candidates
+from flowspec.draft.registry import FALLBACK, NONE, WITHOUT_TENSORS, check_drafter, find_drafter, model_name
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED
 from flowspec.runtime.cluster_file import read_drafters
@@ -97,6 +98,11 @@ class Decoding:
         for name in names:
             check_drafter(name, may_fetch=self.may_fetch)
 
+    def is_open(self, cluster: Path | None) -> bool:
+        """Whether nobody says what drafts, neither here nor in the cluster file, and something may."""
+        is_said = self.drafters or self.chain is not None or not find_method(self.method).drafts
+        return not is_said and (cluster is None or not read_drafters(cluster))
+
     @property
     def may_fetch(self) -> bool:
         """Whether the drafters' files may be fetched: what nobody named is taken as it is here."""
@@ -137,3 +143,12 @@ def choose_decoding(
         prefix_caching=prefix_caching,
         keep_learnt=keep_learnt,
     )
+
+
+def choose_drafter(decoding: Decoding, model: str, cluster: Path | None) -> Decoding:
+    """Where nobody says what drafts, the best published drafter for the model that is here, if there is one:
+    files are looked at where they are, and none is fetched."""
+    best = best_here(find_candidates(model)[1]) if decoding.is_open(cluster) else None
+    if best is None:
+        return decoding
+    return replace(decoding, drafters=decoding.beside_look_ups(best), is_default=True)

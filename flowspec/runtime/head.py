@@ -55,22 +55,28 @@ from flowspec.core.methods.base import Method
 from flowspec.core.protocol.cluster_messages import capturing_of
 from flowspec.core.protocol.messages import Hop
 from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.draft.base import CopiesFeatures, Drafter
 from flowspec.draft.guide import certain_of
-from flowspec.draft.protocol import CopiesFeatures, Drafter
-from flowspec.draft.text import TextDrafter
+from flowspec.draft.lookup import LookUpDrafter
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.extras import how_to_get
 from flowspec.model.grammar import library_version
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.plan.timing import Curve
 from flowspec.runtime.compute import Crashed, WorkFailed
-from flowspec.runtime.drafting import DraftThread
+from flowspec.runtime.drafters import (
+    DrafterAbsent,
+    LocalDrafter,
+    Notice,
+    PlacedDrafter,
+    RemoteDrafter,
+    Result,
+)
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import free_cycles, share_one_heap
 from flowspec.runtime.learnt import WRITE_EVERY_S, LearntFile
 from flowspec.runtime.pipeline_connections import Progress, StageStatus
 from flowspec.runtime.pipelines import Pipelines, Recovery
-from flowspec.runtime.remote_drafter import DrafterAbsent, Notice, PlacedDrafter, RemoteDrafter, Result
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.token_stream import End, Tokens, TokenStream
 from flowspec.runtime.transport import TIMER_EARLY_S, Wake, poll_timeout_ms
@@ -97,7 +103,7 @@ def traits_of(drafter: Drafter | PlacedDrafter, level: int) -> DrafterTraits:
         needs_features=bool(drafter.captures),
         level=level,
         cache_slots=drafter.cache_slots,
-        looks_up=isinstance(drafter, TextDrafter),
+        looks_up=isinstance(drafter, LookUpDrafter),
         copies_features=isinstance(drafter, CopiesFeatures),
     )
 
@@ -176,7 +182,7 @@ class Head:
         self._recall()
         self._may_be_short = recovery is not None and recovery.start is Start.SHORT
         self._progress = progress
-        self._drafting: list[DraftThread | RemoteDrafter] = []
+        self._drafting: list[LocalDrafter | RemoteDrafter] = []
         self._absent: set[int] = set()
         self._observers: tuple[OnEvent, ...] = () if on_event is None else (on_event,)
         self._observing = threading.Lock()
@@ -240,7 +246,7 @@ class Head:
         return self._core.may_copy(tokens)
 
     @property
-    def drafters(self) -> list[DraftThread | RemoteDrafter]:
+    def drafters(self) -> list[LocalDrafter | RemoteDrafter]:
         """The models beside the target, by number."""
         return self._drafting
 
@@ -375,7 +381,7 @@ class Head:
                 )
                 self._drafting.append(remote)
             else:
-                self._drafting.append(DraftThread(drafter, number, self._wake, pace))
+                self._drafting.append(LocalDrafter(drafter, number, self._wake, pace))
 
     def _run(self) -> None:
         try:

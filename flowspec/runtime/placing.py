@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flowspec.core.protocol.cluster_messages import Drafting
-from flowspec.draft.kinds import ALL, WITHOUT_TENSORS, find_drafter, model_name
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.base import Drafter
+from flowspec.draft.registry import KINDS, WITHOUT_TENSORS, find_drafter, model_name
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import Decoding
-from flowspec.runtime.remote_drafter import PlacedDrafter
+from flowspec.runtime.drafters import PlacedDrafter
 
 
 def own_devices(names: Sequence[str]) -> int:
@@ -41,26 +41,22 @@ def open_drafters(
 ) -> list[Drafter | PlacedDrafter]:
     """All of them, in order: loaded, or planned for their devices. Raises `InputError` for one that does not
     fit the target, or its place."""
-    found: list[Drafter | PlacedDrafter] = []
-    for name in names:  # what is wrong with one is told before another is loaded
+    kinds = {name: find_drafter(name, may_fetch=decoding.may_fetch) for name in names}
+    placed = dict[str, PlacedDrafter]()
+    for name, kind in kinds.items():  # what is wrong with one is told before another is loaded
         device = devices.get(name)
-        kind = find_drafter(name, may_fetch=decoding.may_fetch)
         files = kind.model_for_device(target)
         if files is not None and device is not None:
-            found.append(_placed(name, files, device, plan, decoding))
+            placed[name] = _placed(name, files, device, plan, decoding)
         elif device is not None and device.drafter is not None:
             raise InputError(
                 f"drafter {name} cannot run on {device.name}: {kind.plural} are drafted with at the head"
             )
-    by_name = {each.name: each for each in found if isinstance(each, PlacedDrafter)}
-    opened: list[Drafter | PlacedDrafter] = []
-    for name in names:
-        drafter = by_name.get(name) or find_drafter(name, may_fetch=decoding.may_fetch).open(
-            target, plan.dtype, None, context=plan.context, coupled=decoding.coupled
-        )
-        assert drafter is not None, "none is no drafter"
-        opened.append(drafter)
-    return opened
+    return [
+        placed.get(name)
+        or kind.open(target, plan.dtype, None, context=plan.context, coupled=decoding.coupled)
+        for name, kind in kinds.items()
+    ]
 
 
 def captures_of(drafters: Sequence[Drafter | PlacedDrafter]) -> tuple[int, ...]:
@@ -71,7 +67,7 @@ def captures_of(drafters: Sequence[Drafter | PlacedDrafter]) -> tuple[int, ...]:
         if not isinstance(drafter, PlacedDrafter) and drafter.captures
     ]
     if len(wanted) > 1:
-        readers = " or ".join(kind.plural for kind in ALL if kind.reads_features)
+        readers = " or ".join(kind.plural for kind in KINDS if kind.reads_features)
         raise InputError(f"--drafter: expected one of {readers} at most, got {len(wanted)}")
     return wanted[0] if wanted else ()
 

@@ -23,10 +23,10 @@ from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.model_spec import window_for
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
 from flowspec.core.protocol.token_bytes import TokenBytes
-from flowspec.draft.kinds import FALLBACK, NONE, WITHOUT_TENSORS
-from flowspec.draft.mtp_files import has_mtp
-from flowspec.draft.protocol import Drafter
-from flowspec.draft.text import TextDrafter
+from flowspec.draft.base import Drafter
+from flowspec.draft.layouts import has_mtp
+from flowspec.draft.lookup import LookUpDrafter
+from flowspec.draft.registry import FALLBACK, NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError, first_line
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
@@ -40,6 +40,7 @@ from flowspec.plan.timing import slowest
 from flowspec.runtime.cluster import Device, check_local, pick_context, split_layers, stage_devices
 from flowspec.runtime.cluster_file import read_cluster, read_drafters
 from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.drafters import PlacedDrafter
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.head import Head, OnEvent
 from flowspec.runtime.learnt import LearntFile
@@ -52,7 +53,6 @@ from flowspec.runtime.planning.choose import Chosen, choose, compare
 from flowspec.runtime.planning.first_look import refuse_silent
 from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.planning.survey import survey
-from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.replanning import Replanner
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyring import Keyring
@@ -362,9 +362,9 @@ def open_session(
 def _give_grammars(drafters: Sequence[Drafter | PlacedDrafter], tokens: TokenBytes) -> None:
     """Has drafters that are here propose what grammars allow."""
     for each in drafters:
-        if isinstance(each, TextDrafter):
+        if isinstance(each, LookUpDrafter):
             each.take_tokens(tokens)
-    computing = [each for each in drafters if not isinstance(each, PlacedDrafter | TextDrafter)]
+    computing = [each for each in drafters if not isinstance(each, PlacedDrafter | LookUpDrafter)]
     if not computing:
         return
     from flowspec.draft.cached import TreeCachedDrafter

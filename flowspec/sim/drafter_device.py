@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from flowspec.core.head.events import CopyFeatures, Draft, Drafted, SendToDrafter
 from flowspec.core.protocol.messages import Release, Segment
-from flowspec.draft.protocol import CopiesFeatures, Drafter
+from flowspec.draft.base import CopiesFeatures, Drafter
 from flowspec.plan.timing import Curve, LinkSpec
 from flowspec.sim.clock import Clock
 from flowspec.sim.link import Frames, SimulatedLink

@@ -55,8 +55,8 @@ from flowspec.core.stage.events import (
     Trim,
 )
 from flowspec.core.stage.stage import StageCore
-from flowspec.draft.protocol import CopiesFeatures, Drafter
-from flowspec.draft.text import TextDrafter
+from flowspec.draft.base import CopiesFeatures, Drafter
+from flowspec.draft.lookup import LookUpDrafter
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec, slowest
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.device import DeviceSpec, SimulatedDevice
@@ -148,7 +148,7 @@ class World:
                 context=drafter.context,
                 needs_features=bool(drafter.captures),
                 level=level,
-                looks_up=isinstance(drafter, TextDrafter),
+                looks_up=isinstance(drafter, LookUpDrafter),
                 copies_features=isinstance(drafter, CopiesFeatures),
             )
             for drafter, level in zip(drafters, cluster.levels or (0,) * len(drafters), strict=True)

@@ -18,17 +18,17 @@ from typing import Annotated, Any
 from msgspec import Meta, structs
 
 from flowspec.bench.cases import ANSWERS
-from flowspec.bench.console import progress, show_table
+from flowspec.bench.console import progress
 from flowspec.bench.engine import all_keys, in_order, run_simulated
 from flowspec.bench.experiment import Experiment
 from flowspec.bench.records import RESULTS, AnyRecord, LoadRecord, Record, open_folder, read_records
-from flowspec.bench.report import few, format_rate, markdown, show
+from flowspec.bench.report import few, format_rate, markdown
 from flowspec.bench.statistics import counts, summarise
-from flowspec.cli.bench import exit_status, record_answers
+from flowspec.cli.bench import exit_status, record_answers, result_of
 from flowspec.plan.tables import NotNegative, Positive, Table, Text, read_toml, some_tables
 from lab.bench.experiment import engine_of, make_parser, pick_study
 from lab.bench.tune import tune
-from lab.command import run_command
+from lab.command import run_command, show
 
 PUBLISHED = Path(__file__).parents[1] / "published"
 NOTE = (
@@ -71,7 +71,7 @@ def command(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(summary))
     else:
-        show(summary)
+        result_of(summary).print()
         show_published(summary)
     return exit_status(summary, records)
 
@@ -133,7 +133,7 @@ def show_published(summary: dict[str, Any]) -> None:
         figures = [format_rate(row[key]) for key in COLUMNS.values()]
         rows.append([f"{row['testbed']}: {row['method']}", *figures, f"{100 * row['deviation']:+.0f}%"])
     if rows:
-        show_table(["testbed: method", *COLUMNS, "off by"], rows, numbers_from=1)
+        show("", ["testbed: method", *COLUMNS, "off by"], rows)
         print(f"\n{NOTE}" + f" Of {few(summary)} only it says nothing." * bool(few(summary)))
 
 

@@ -37,10 +37,8 @@ from flowspec.bench.drafters import (
 )
 from flowspec.bench.experiment import WIDTH_MAX, Acceptance
 from flowspec.core.protocol.messages import Proposal, Release, Segment
-from flowspec.draft.block import BlockDrafter
 from flowspec.draft.cached import Masks, Row
-from flowspec.draft.eagle import EagleDrafter
-from flowspec.draft.featured import FeatureDrafter
+from flowspec.draft.feature_drafter import BlockDrafter, CachedChainDrafter, FeatureDrafter
 from flowspec.draft.ranking import Children
 from flowspec.model.arithmetic.arrays import F32, I64
 from flowspec.model.attention import TreeBatch, TreeCache
@@ -50,8 +48,6 @@ from lab.bench.profiles import BLOCK, TEXT, Profile, beta_of
 
 F64 = npt.NDArray[np.float64]
 PHI = np.vectorize(NormalDist().cdf)
-TARGET: Any = SimpleNamespace(spec=SimpleNamespace(vocabulary=VOCABULARY))
-"""All that a drafter asks a target for."""
 
 
 # ------------------------------------------------------------------------------------------ as a profile says
@@ -102,24 +98,22 @@ class ProfiledGuesses(SyntheticGuesses):
 
 
 class _Counting:
-    """What both networks have in common: a feature is one number, and nothing is kept of a node. `capture` is
-    some layer: which these are is for the profile's `depths` to say."""
+    """What both networks have in common: a feature is one number, and nothing is kept of a node. Which layers
+    `captures` are is for the profile's `depths` to say."""
 
-    capture = (0,)
-    hidden_size = width = slot_bytes = 1
-    weight_bytes = 0
+    captures = (0,)
+    hidden_size = slot_bytes = 1
+    weight_bytes = feature_width = 0
+    target_ids = None
     engine: Any = SimpleNamespace(device="cpu", dtype="float32", zeros=np.zeros, copied=np.copy)
     """All that a drafter asks an engine for."""
 
     def __init__(self, guesses: ProfiledGuesses) -> None:
         self.context_max = guesses.context
-        self.block = SimpleNamespace(size=guesses.distances, rank=0)
+        self.block = SimpleNamespace(size=guesses.distances)
 
     def project(self, target_features: F32) -> F32:
         return np.zeros((len(target_features), 1), np.float32)
-
-    def target_ids(self) -> None:
-        return None
 
     def new_cache(self, slots_max: int) -> TreeCache:
         return TreeCache({}, self.engine, slots_max=slots_max)
@@ -129,8 +123,10 @@ class _CountingChain(_Counting):
     """The target's features are 0, and a prediction is one more than what it stems from: the distance of what
     is guessed with it."""
 
-    def run(self, tokens: I64, features: F32, positions: I64, batch: TreeBatch) -> F32:
-        return features + 1
+    feature_width = 1
+
+    def run(self, tokens: I64, features: F32, batch: TreeBatch) -> tuple[F32, F32]:
+        return features + 1, features + 1
 
 
 class _CountingBlock(_Counting):
@@ -138,7 +134,7 @@ class _CountingBlock(_Counting):
 
     def write(self, features: F32, positions: I64, cache: TreeCache) -> None: ...
 
-    def run(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> F32:
+    def guess(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> F32:
         places = np.arange(1, self.block.size + 1, dtype=np.float32)
         return np.tile(places, (len(tokens), 1))[..., None]
 
@@ -146,11 +142,11 @@ class _CountingBlock(_Counting):
         return guesses
 
 
-class _OfProfile(FeatureDrafter[Any, Any]):
+class _OfProfile(FeatureDrafter):
     """What both drafters have in common: `depths` and `ranked_rows` as in `bench.drafters.PathReader`."""
 
     def __init__(self, network: Any, guesses: ProfiledGuesses) -> None:
-        super().__init__(network, TARGET, context=guesses.context)
+        super().__init__(network, VOCABULARY, context=guesses.context)
         self.depths = guesses.depths
         self.ranked_rows = 0
         self._guesses = guesses
@@ -187,7 +183,7 @@ class _OfProfile(FeatureDrafter[Any, Any]):
         return proposals
 
 
-class ChainOfProfile(_OfProfile, EagleDrafter):
+class ChainOfProfile(_OfProfile, CachedChainDrafter):
     """One guess on top of the other."""
 
 

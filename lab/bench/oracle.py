@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowspec.bench.cases import PlainCase
-from flowspec.bench.console import progress, show
+from flowspec.bench.console import progress
 from flowspec.bench.drafters import depths_of
 from flowspec.bench.engine import Engine, Work, open_workers, works_of
 from flowspec.bench.experiment import Setup, Testbed
@@ -58,7 +58,7 @@ from flowspec.sim.device import DeviceSpec
 from flowspec.sim.record import HEAD
 from flowspec.sim.world import Cluster, Handled
 from lab.bench.experiment import engine_of, make_parser, pick_study
-from lab.command import run_command
+from lab.command import run_command, show
 
 
 class SeenToken(NamedTuple):

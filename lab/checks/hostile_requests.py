@@ -30,11 +30,11 @@ from typing import Any
 
 import psutil
 
-from flowspec.bench.console import progress, show
+from flowspec.bench.console import progress
 from flowspec.child_process import python_module
 from flowspec.errors import ClusterError, FlowSpecError
 from flowspec.runtime import timeouts
-from lab.command import Parser, run_command
+from lab.command import Parser, run_command, show
 from tests.serve.scripted_model import PLAIN, QWEN3
 from tests.serve.templated_model import folder_of
 

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from flowspec.bench.console import Step, progress, show
+from flowspec.bench.console import Step, progress
 from flowspec.bench.records import WRONG
 from flowspec.bench.verify import STOPPED, Case
 from flowspec.core.methods import METHODS, find_method
@@ -52,7 +52,7 @@ from flowspec.runtime.decoding import AUTO, Decoding
 from flowspec.runtime.pipeline_connections import StageStatus
 from flowspec.runtime.session import Limits, OpenCluster, RecoveryOptions, Session
 from lab.checks.rigs import QUESTIONS, SAMPLINGS, Daemon, agreement, cluster_of
-from lab.command import Parser, add_dtype, chosen, run_command
+from lab.command import Parser, add_dtype, chosen, run_command, show
 
 FAULTS = ("kill", "stop")
 ALLOWED = {"rss_mib": 1.0, "fds": 0.5, "threads": 0.5, "sockets": 0.5}

@@ -36,7 +36,6 @@ from dataclasses import asdict, dataclass
 from statistics import mean
 from typing import Any
 
-from flowspec.bench.console import show
 from flowspec.bench.records import WRONG
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError, InputError
@@ -47,7 +46,7 @@ from flowspec.runtime import timeouts
 from flowspec.runtime.session import Limits, RecoveryOptions
 from lab.checks.pauses import DRAFTER, LOST, PauseWatch, parts_of
 from lab.checks.rigs import FAULTS, STAGES, Rig, agreement, rig_of
-from lab.command import Parser, add_dtype, run_command
+from lab.command import Parser, add_dtype, run_command, show
 
 PROMPT = "Tell me a story about a lighthouse, and then explain how a lighthouse works."
 SEED = 3

@@ -200,7 +200,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "drafters": Job(
         calls=(
-            Call(name="qwen", words="drafters Qwen/Qwen3-4B --devices '4x raspberry-pi-5' --dtype int4"),
+            Call(name="qwen", words="drafters Qwen/Qwen3-4B"),
             Call(name="unknown", words="drafters somebody/something"),
         )
     ),
@@ -223,7 +223,7 @@ JOBS: Mapping[str, Job] = {
     ),
     "fetch": Job(
         calls=(
-            Call(name="listed", words="fetch golden/toy --list --devices '2x raspberry-pi-5'"),
+            Call(name="listed", words="fetch golden/toy --list"),
             Call(name="there", words="fetch golden/toy", forms=SCREEN),
         ),
         files={f"{CACHED}/refs/main": REVISION},

@@ -30,10 +30,9 @@ from flowspec.bench.drafters import open_drafter
 from flowspec.bench.experiment import SHIPPED_PROMPTS, WIDTH_MAX, Experiment
 from flowspec.cli.options import reals
 from flowspec.core.protocol.messages import Commit, Open, Release, Segment, SegmentPart
-from flowspec.draft.kinds import find_drafter
-from flowspec.draft.kinds.base import FileKind
-from flowspec.draft.kinds.block import Block
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.base import Drafter, FileKind
+from flowspec.draft.feature_kinds import Block
+from flowspec.draft.registry import find_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.plan.tables import toml_of

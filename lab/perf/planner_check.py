@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flowspec.bench.console import progress, show
+from flowspec.bench.console import progress
 from flowspec.bench.planned import simulated
 from flowspec.plan.memory import weights_of
 from flowspec.plan.partition import Arrangement, Partition
@@ -38,7 +38,7 @@ from flowspec.plan.shape import eagle_shape, find_shape
 from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, Site, site
 from flowspec.plan.split import even_split, weighted_split
 from flowspec.plan.timing import LinkSpec
-from lab.command import Parser, run_command
+from lab.command import Parser, run_command, show
 
 Floats = npt.NDArray[np.float64]
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from flowspec.bench.console import progress, show
+from flowspec.bench.console import progress
 from flowspec.bench.planned import simulated
 from flowspec.cli.options import reals
 from flowspec.errors import InputError
@@ -41,7 +41,7 @@ from flowspec.plan.partition import Arrangement, Partition
 from flowspec.plan.planner import DoesNotFit, Plan, described, make_plan
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.split import weighted_split
-from lab.command import Parser, chosen, run_command
+from lab.command import Parser, chosen, run_command, show
 from lab.perf.planner_check import ANSWERS_FIRST, drawn
 
 KINDS = ("planned", "moved", "one device", "two devices", "several devices")

@@ -32,10 +32,10 @@ from flowspec.bench.simulated import run
 from flowspec.core.head.domains import Domains
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling, Segment
-from flowspec.draft import kinds
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.base import Drafter
+from flowspec.draft.lookup import LookUpDrafter
 from flowspec.draft.ranking import Ranker
-from flowspec.draft.text import TextDrafter
+from flowspec.draft.registry import find_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.text import Tokenizer
@@ -113,7 +113,7 @@ def test_a_memo_of_the_bundled_drafter_proposes_what_the_drafter_does() -> None:
     for setup in METHODS:
         memo = make()
         assert isinstance(memo, MemoDrafter)
-        plain = kinds.open_drafter(BUNDLED, ModelFiles(BUNDLED), "float32", "cpu", context=1024, coupled=True)
+        plain = find_drafter(BUNDLED).open(ModelFiles(BUNDLED), "float32", "cpu", context=1024, coupled=True)
         answer(setup, case, Both(memo, plain))
         passes.append(memo._guesses.passes)
         answer(setup, case, make())
@@ -168,9 +168,8 @@ def test_drafters_that_cannot_be_used_in_virtual_time_are_refused() -> None:
     ):
         with pytest.raises(InputError, match=reason):
             drafter_of(name, model)
-    assert drafter_of("none")(made("a", ANSWER))() is None
     assert isinstance(drafter_of(RANDOM)(made("a", ANSWER))(), MemoDrafter)
-    assert isinstance(drafter_of("ngram")(made("a", ANSWER))(), TextDrafter)
+    assert isinstance(drafter_of("ngram")(made("a", ANSWER))(), LookUpDrafter)
 
 
 WARM = Sampling(temperature=1.0, seed=4)

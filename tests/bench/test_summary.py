@@ -20,6 +20,7 @@ from flowspec.bench import plots, report, timeline
 from flowspec.bench.experiment import AUTO, FIXED, Experiment, Setup
 from flowspec.bench.records import AnyRecord, Record, Trace
 from flowspec.bench.statistics import OVERALL, paired, rates, summarise, sums
+from flowspec.cli.bench import result_of
 from tests.bench.benches import boards, synthetic
 from tests.bench.cases import made
 from tests.bench.records import load_record, record
@@ -191,7 +192,7 @@ def test_every_report_comes_out_whatever_was_run(
     monkeypatch.setenv("COLUMNS", "80")
     summary = whole_summary(*RUNS[name])
     report.write_report(summary, tmp_path)
-    report.show(summary)
+    result_of(summary).print()
     page, shown = (tmp_path / "report.html").read_text("utf-8"), capsys.readouterr().out
     for text in (page, shown, report.markdown(summary)):
         assert "simulated world" in text.lower(), "nothing is taken for a measurement"

@@ -124,7 +124,7 @@ Daemon(host="127.0.0.1", port=0, name="x", machine=Machine(device="cpu"), insecu
         (
             WAITING,
             "core.cluster.daemon",
-            ["bench", "sim", "serve", "watch", "cli", "core.head", "core.methods", "draft.kinds"],
+            ["bench", "sim", "serve", "watch", "cli", "core.head", "core.methods", "draft.registry"],
         ),
     ],
     ids=["help", "daemon"],

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.bench.console import show_table
 from flowspec.cli.answer import note_hub
 from flowspec.cli.console import PlainConsole, loading_bar
+from flowspec.cli.result import Result
 from flowspec.cli.terminal import LogHandler, broken, note, tell, visible
 from flowspec.runtime.journal.file import Journal
 from tests import warm
@@ -110,8 +110,11 @@ def test_columns_is_obeyed_where_no_terminal_has_a_width(
 ) -> None:
     for columns in ("40", ""):
         monkeypatch.setenv("COLUMNS", columns)
-        show_table(("device", "what"), [("one", 6 * "word ")] * 2)
-        show_table(("device", "what", "why"), [("one", 6 * "word ", 6 * "word ")])
+        result = Result()
+        result.table(("device", "what"), [("one", 6 * "word ")] * 2)
+        result.table(("device", "what", "why"), [("one", 6 * "word ", 6 * "word ")])
+        result.note("finding: " + " ".join(18 * ["word"]))
+        result.print()
         tell("finding: " + " ".join(18 * ["word"]))
         longest = max(map(len, capsys.readouterr().out.splitlines()))
         assert (longest <= 40) == bool(columns)

@@ -40,11 +40,9 @@ class Layout:
     captures: tuple[int, ...] = (2, 4, 5)
     width: int = HIDDEN
     midlayer: bool = False
-    has_fc: bool = True
     has_bias: bool = False
     has_own_embedding: bool = False
     has_lm_head: bool = True
-    renamed: dict[str, str] = field(default_factory=dict)
 
     def tensors(self) -> Tensors:
         """Under the names of `Published`."""
@@ -53,8 +51,7 @@ class Layout:
         shapes: dict[str, tuple[int, ...]] = {} if means.is_first else {"norm.weight": (width,)}
         if self.has_lm_head:
             shapes["lm_head.weight"] = (DRAFT_VOCABULARY, width)
-        if self.has_fc:
-            shapes["fc.weight"] = (width, (2 if means.is_first else len(self.captures)) * HIDDEN)
+        shapes["fc.weight"] = (width, (2 if means.is_first else len(self.captures)) * HIDDEN)
         if self.has_bias:
             shapes["fc.bias"] = (width,)
         if self.has_own_embedding:
@@ -96,8 +93,7 @@ class Layout:
         return ModelFiles(str(folder))
 
     def published(self, name: str) -> str:
-        name = name.replace("layers.0.", "midlayer.") if self.midlayer else name
-        return self.renamed.get(name, name)
+        return name.replace("layers.0.", "midlayer.") if self.midlayer else name
 
 
 def layout_of(entry: dict[str, Any]) -> Layout:

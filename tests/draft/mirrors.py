@@ -13,14 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from flowspec.core.protocol.messages import Proposal, Sampling
-from flowspec.draft.assistant import AssistantDrafter
-from flowspec.draft.assistant_head import AssistantHead
-from flowspec.draft.block import BlockDrafter
-from flowspec.draft.block_head import BlockHead
-from flowspec.draft.eagle import EagleDrafter
-from flowspec.draft.eagle_head import EagleHead
+from flowspec.draft.feature_drafter import drafter_over
+from flowspec.draft.feature_model import FeatureModel
 from flowspec.draft.language import LanguageModelDrafter
-from flowspec.draft.mtp_head import MtpHead
+from flowspec.draft.layouts import Layout, assistant_layout, block_layout, eagle_layout, mtp_layout
 from flowspec.draft.ranking import F32, Ranker
 from flowspec.model.arithmetic.arrays import Array
 from flowspec.model.attention import TreeBatch, TreeRows
@@ -45,12 +41,11 @@ class Mirror:
     def __init__(self, head: Any, teller: Teller) -> None:
         self.head, self.teller = head, teller
         self.known: set[int] = set()
-        ids = head.target_ids() if hasattr(head, "target_ids") else None
-        self.ranker = Ranker(VOCABULARY_SIZE, ids=ids)
+        self.ranker = Ranker(VOCABULARY_SIZE, ids=getattr(head, "target_ids", None))
 
     def feature(self, node: int) -> F32:
         rng = np.random.default_rng(node + 1)
-        return rng.standard_normal(HIDDEN * len(self.head.capture), np.float32)
+        return rng.standard_normal(HIDDEN * len(self.head.captures), np.float32)
 
     def tell(self, drafter: Any, nodes: list[int]) -> None:
         """The target's features of these nodes arrive."""
@@ -92,7 +87,7 @@ class EagleMirror(Mirror):
 
     ranks_again = True
 
-    def __init__(self, head: EagleHead, teller: Teller) -> None:
+    def __init__(self, head: FeatureModel, teller: Teller) -> None:
         super().__init__(head, teller)
         self._read: dict[int, Array] = {}  # the feature that a node's keys stem from
         self._predicted: dict[int, Array] = {}
@@ -100,7 +95,7 @@ class EagleMirror(Mirror):
     def is_alike(self, node: int) -> bool:
         """With two layers only what lies below true rows: a guess is not run again when a row above it is,
         and what its second layer saw of that row is older then."""
-        has_one = isinstance(self.head, MtpHead) or len(self.head.spec.layers) == 1
+        has_one = len(self.head.layout.spec.layers) == 1
         return has_one or self.teller.parents[node] in self.known
 
     def expected(self, nodes: list[int]) -> dict[int, Proposal]:
@@ -135,7 +130,7 @@ class EagleMirror(Mirror):
         rows = TreeRows(cache, 0, np.arange(count), places, places.astype(np.int32), visible)
         tokens = np.array([self.teller.tokens[each] for each in line])
         features = np.stack([self._read[each] for each in line])
-        self._predicted[node] = self.head.run(tokens, features, places, TreeBatch([rows]))[-1]
+        self._predicted[node] = self.head.run(tokens, features, TreeBatch([rows]))[0][-1]
 
 
 class BlockMirror(Mirror):
@@ -148,7 +143,7 @@ class BlockMirror(Mirror):
         cache.reserve(begin)
         features = np.stack([self.feature(node) for node in teller.path[:begin]])
         self.head.write(self.head.project(features), np.arange(begin), cache)
-        guesses = self.head.run([teller.tokens[teller.path[begin]]], [begin], [cache])[0]
+        guesses = self.head.guess([teller.tokens[teller.path[begin]]], [begin], [cache])[0]
         found = {}
         for node in nodes:
             place = len(teller.line(node)) - 1 - begin
@@ -161,7 +156,7 @@ class BlockMirror(Mirror):
 class AssistantMirror(Mirror):
     """Each node runs behind the last one above it whose feature is known."""
 
-    def __init__(self, head: AssistantHead, teller: Teller) -> None:
+    def __init__(self, head: FeatureModel, teller: Teller) -> None:
         super().__init__(head, teller)
         self._predicted: dict[int, Array] = {}
 
@@ -182,7 +177,7 @@ class AssistantMirror(Mirror):
         parent = line[-2]
         feature = self.feature(parent)[2 * HIDDEN :] if parent in self.known else self._predicted[parent]
         token = np.array([self.teller.tokens[node]])
-        hidden, predicted = self.head.run(token, feature[None], at, TreeBatch([rows]))
+        hidden, predicted = self.head.run(token, feature[None], TreeBatch([rows]))
         self._predicted[node] = predicted[0]
         return self.proposal(node, self.head.logits(hidden))
 
@@ -211,16 +206,20 @@ class Case:
     target: ModelFiles
     load: Callable[..., Any]
     """Its head of files, target, precision and device."""
-    drafter: type
     mirror: type[Mirror]
+
+    @property
+    def reads_features(self) -> bool:
+        return self.mirror is not LanguageMirror
 
     def head(self, dtype: str = "float32") -> Any:
         return self.load(self.files, self.target, dtype, "cpu")
 
     def new_drafter(self, dtype: str = "float32", context: int | None = 300) -> Any:
-        if self.drafter is LanguageModelDrafter:
+        if not self.reads_features:
             return LanguageModelDrafter.load(self.files, dtype, "cpu", context=context)
-        return self.drafter(self.head(dtype), self.target, context=context)
+        head = self.head(dtype)
+        return drafter_over(head)(head, self.target.spec.vocabulary, context=context)
 
     def new_mirror(self, number: int = 1, sampling: Sampling | None = None) -> Any:
         return self.mirror(self.head(), Teller(number, sampling or Sampling()))
@@ -233,25 +232,36 @@ def plain(files: ModelFiles, *_: Any) -> Any:
 KINDS = ("eagle", "eagle3", "two layers", "mtp", "block", "dspark", "assistant", "language")
 
 
+def loader(layout: Callable[[ModelFiles, ModelFiles], Layout]) -> Callable[..., FeatureModel]:
+    """What loads the network of a published layout."""
+
+    def load(files: ModelFiles, target: ModelFiles, dtype: str, device: str) -> FeatureModel:
+        return FeatureModel.load(layout(files, target), target, dtype, device)
+
+    return load
+
+
+load_eagle, load_block, load_assistant = map(loader, (eagle_layout, block_layout, assistant_layout))
+load_mtp = loader(lambda files, target: mtp_layout(files))
+
+
 def make_case(kind: str, folder: Path) -> Case:
     target = "gemma4" if kind == "assistant" else "qwen2-sliding" if kind == "language" else "llama-grouped"
     if kind == "mtp":
         files = ModelFiles(str(make_mtp(folder / "target", "glm4-moe")))
-        load = lambda files, target, dtype, device: MtpHead.load(files, dtype, device)  # noqa: E731
-        return Case(files=files, target=files, load=load, drafter=EagleDrafter, mirror=EagleMirror)
+        return Case(files=files, target=files, load=load_mtp, mirror=EagleMirror)
     of = ModelFiles(str(make_variant(folder / "target", target)))
     if kind == "language":
-        return Case(files=of, target=of, load=plain, drafter=LanguageModelDrafter, mirror=LanguageMirror)
-    made: dict[str, tuple[Callable[[Path], Path], Callable[..., Any], type, type[Mirror]]] = {
-        "block": (make_block_drafter, BlockHead.load, BlockDrafter, BlockMirror),
-        "dspark": (make_dspark, BlockHead.load, BlockDrafter, BlockMirror),
-        "assistant": (make_assistant, AssistantHead.load, AssistantDrafter, AssistantMirror),
+        return Case(files=of, target=of, load=plain, mirror=LanguageMirror)
+    made: dict[str, tuple[Callable[[Path], Path], Callable[..., Any], type[Mirror]]] = {
+        "block": (make_block_drafter, load_block, BlockMirror),
+        "dspark": (make_dspark, load_block, BlockMirror),
+        "assistant": (make_assistant, load_assistant, AssistantMirror),
     }
     layouts = {"eagle": "eagle", "eagle3": "safeailab", "two layers": "sglang-two-layers"}
-    head = (lambda to: make_head(to, layouts[kind]), EagleHead.load, EagleDrafter, EagleMirror)
-    make, load, drafter, mirror = made.get(kind, head)
-    files = ModelFiles(str(make(folder / "drafter")))
-    return Case(files=files, target=of, load=load, drafter=drafter, mirror=mirror)
+    head = (lambda to: make_head(to, layouts[kind]), load_eagle, EagleMirror)
+    make, load, mirror = made.get(kind, head)
+    return Case(files=ModelFiles(str(make(folder / "drafter"))), target=of, load=load, mirror=mirror)
 
 
 def check(mirror: Mirror, found: Any, expected: dict[int, Proposal]) -> None:

@@ -71,7 +71,7 @@ class Published:
         joined = torch.cat(captured, dim=-1)
         if self.feature_norm == "input_norm":
             joined = self.norm(joined, w["input_norm.weight"])
-        return joined @ w["fc.weight"].T if "fc.weight" in w and not self.is_first else joined
+        return joined if self.is_first else joined @ w["fc.weight"].T
 
     def attention(self, w: Tensors, prefix: str, x: torch.Tensor) -> torch.Tensor:
         rows = len(x)

@@ -13,11 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, Gemma4TextConfig, Gemma4UnifiedTextConfig
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.assistant import AssistantDrafter
-from flowspec.draft.assistant_head import AssistantHead
-from flowspec.draft.kinds import check_drafter, find_drafter, open_drafter
-from flowspec.draft.kinds.assistant import Assistant
+from flowspec.draft.feature_drafter import SharedKeysDrafter
+from flowspec.draft.feature_kinds import Assistant
 from flowspec.draft.ranking import F32
+from flowspec.draft.registry import check_drafter, find_drafter
 from flowspec.errors import InputError
 from flowspec.model.attention import TreeBatch, TreeRows
 from flowspec.model.files import ModelFiles
@@ -26,7 +25,7 @@ from flowspec.plan.shape import shape_of
 from tests.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from tests.draft.assistants import make_assistant
 from tests.draft.blocks import DATA
-from tests.draft.mirrors import WIDTH, check, draft, grow, make_case
+from tests.draft.mirrors import WIDTH, check, draft, grow, load_assistant, make_case
 from tests.draft.trees import segment
 
 HIDDEN = SMALL["hidden_size"]
@@ -106,8 +105,8 @@ def test_guesses_are_those_of_the_publishers_code(name: str, ordered: bool, tmp_
     folder = make_assistant(tmp_path / "assistant", target=name.replace("-", "_"), ordered=ordered)
     text = torch.randint(0, VOCABULARY_SIZE, (37,), generator=torch.Generator().manual_seed(3))
     expected = guesses_of_transformers(str(folder), target, text, 4)
-    head = AssistantHead.load(ModelFiles(str(folder)), target, "float32", "cpu")
-    truths = features_of(target, head.capture, text[:-1])
+    head = load_assistant(ModelFiles(str(folder)), target, "float32", "cpu")
+    truths = features_of(target, head.captures, text[:-1])
     cache = head.new_cache(64)
     cache.reserve(len(truths))
     head.write(truths[:, : 2 * HIDDEN], np.arange(len(truths)), cache)
@@ -115,7 +114,7 @@ def test_guesses_are_those_of_the_publishers_code(name: str, ordered: bool, tmp_
     keys = np.arange(len(truths), dtype=np.int32)
     for logits in expected.numpy():
         rows = TreeRows(cache, 0, place, place, keys, keys[None] < place[:, None])
-        hidden, feature = head.run(token, feature, place, TreeBatch([rows]))
+        hidden, feature = head.run(token, feature, TreeBatch([rows]))
         found = head.logits(hidden)[0]
         is_scored = found > np.finfo(np.float32).min
         assert int(is_scored.sum()) == (VOCABULARY_SIZE * 3 // 20 if ordered else VOCABULARY_SIZE)
@@ -151,13 +150,13 @@ def test_it_is_found_reckoned_and_opened(files: ModelFiles, target: ModelFiles) 
     kind = find_drafter(files.model)
     assert isinstance(kind, Assistant)
     check_drafter(files.model)
-    reckoned = kind.reckoned(shape_of(spec_of(target.config()), "target"))
+    reckoned = kind.plan(shape_of(spec_of(target.config()), "target"))
     assert reckoned.shape is not None
     assert (reckoned.shape.layers, reckoned.shape.hidden) == (3, 32)
-    drafter = open_drafter(files.model, target, "bfloat16", "cpu", context=100)
-    assert isinstance(drafter, AssistantDrafter)
+    drafter = find_drafter(files.model).open(target, "bfloat16", "cpu", context=100)
+    assert isinstance(drafter, SharedKeysDrafter)
     assert drafter.captures == (2, 3, 7)
-    head = drafter._head
+    head = drafter._model
     assert head.slot_bytes == 2 * (HIDDEN + 2 * 2 * 24 + 2 * 2 * 40)
     read = [f"layers.{layer}.{part}.weight" for layer in (2, 3) for part in OF_SOURCES]
     own, of_target = (load_file(Path(each.model) / "model.safetensors") for each in (files, target))
@@ -174,7 +173,7 @@ def test_what_does_not_fit_is_refused_in_a_line(
 ) -> None:
     folder = make_assistant(tmp_path / "assistant", **changes)
     with pytest.raises(InputError) as refusal:
-        open_drafter(str(folder), target, "float32", "cpu", context=100)
+        find_drafter(str(folder)).open(target, "float32", "cpu", context=100)
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -182,4 +181,4 @@ def test_what_does_not_fit_is_refused_in_a_line(
 def test_another_familys_target_is_refused(files: ModelFiles, tmp_path: Path) -> None:
     llama = ModelFiles(str(make_variant(tmp_path, "llama-grouped")))
     with pytest.raises(InputError, match="expected --model to be one, got a model of llama"):
-        open_drafter(files.model, llama, "float32", "cpu", context=100)
+        find_drafter(files.model).open(llama, "float32", "cpu", context=100)

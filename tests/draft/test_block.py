@@ -12,13 +12,12 @@ import torch
 from safetensors.torch import load_file
 
 from flowspec.core.protocol.messages import Sampling
-from flowspec.draft.block_head import BlockHead
-from flowspec.draft.kinds import open_drafter
+from flowspec.draft.registry import find_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles
 from tests.checkpoints import SMALL, VOCABULARY_SIZE, make_variant
 from tests.draft.blocks import BLOCK, DATA, make_block_drafter, make_dspark
-from tests.draft.mirrors import WIDTH, check, draft, grow, make_case
+from tests.draft.mirrors import WIDTH, check, draft, grow, load_block, make_case
 from tests.draft.published import attended, norm, turned
 from tests.draft.trees import segment
 
@@ -124,8 +123,8 @@ def test_a_block_is_guessed_as_published(name: str, target: ModelFiles, tmp_path
     """Also where its context came in several parts, and where another block was tried there before."""
     changes = dict(VARIANTS[name])
     folder = changes.pop("make", make_block_drafter)(tmp_path, **changes)
-    head = BlockHead.load(ModelFiles(str(folder)), target, "float32", "cpu")
-    assert head.capture == ((0, 4, 8) if name.startswith("DSpark") else (2, 5, 7))
+    head = load_block(ModelFiles(str(folder)), target, "float32", "cpu")
+    assert head.captures == ((0, 4, 8) if name.startswith("DSpark") else (2, 5, 7))
     features = features_of(23)
     published = Published(folder, Path(target.model))
     cache = head.new_cache(60)
@@ -133,7 +132,7 @@ def test_a_block_is_guessed_as_published(name: str, target: ModelFiles, tmp_path
     projected = head.project(features.numpy())
     head.write(projected[:9], np.arange(9), cache)
     for length, first, token in ((9, 9, 17), (23, 23, 40)):
-        guesses = head.run([token], [length], [cache])[0]
+        guesses = head.guess([token], [length], [cache])[0]
         before = [(53 * place + token) % VOCABULARY_SIZE for place in range(len(guesses))]
         expected = published.logits(features[:length], token, before)
         np.testing.assert_allclose(head.logits(head.after(guesses, before)), expected, rtol=1e-3, atol=1e-4)
@@ -178,6 +177,6 @@ def test_what_does_not_fit_is_refused_in_a_line(
     make = make_dspark if changes.pop("is_dspark", False) else make_block_drafter
     folder = make(tmp_path / "block", **changes)
     with pytest.raises(InputError) as refusal:
-        open_drafter(str(folder), target, "float32", "cpu", context=100)
+        find_drafter(str(folder)).open(target, "float32", "cpu", context=100)
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)

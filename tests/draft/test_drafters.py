@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from flowspec.core.protocol.messages import Release, Sampling
-from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from tests.checkpoints import VOCABULARY_SIZE
@@ -91,7 +90,7 @@ def test_before_features_come_nothing_is_proposed(case: Case) -> None:
 
 def test_what_a_drafter_says_of_itself(case: Case, tmp_path: Path) -> None:
     drafter, head = case.new_drafter(), case.head()
-    assert drafter.captures == (() if case.drafter is LanguageModelDrafter else head.capture)
+    assert drafter.captures == (head.captures if case.reads_features else ())
     assert drafter.weight_bytes > case.new_drafter("bfloat16").weight_bytes > 0
     assert drafter.context == 300
     config = json.loads((Path(case.files.model) / "config.json").read_text("utf-8"))
@@ -102,12 +101,12 @@ def test_what_a_drafter_says_of_itself(case: Case, tmp_path: Path) -> None:
     shutil.copytree(case.files.model, short)
     (short / "config.json").write_text(json.dumps(raw), encoding="utf-8")
     files = ModelFiles(str(short))
-    of = Case(files=files, target=case.target, load=case.load, drafter=case.drafter, mirror=case.mirror)
+    of = Case(files=files, target=case.target, load=case.load, mirror=case.mirror)
     assert [of.new_drafter(context=context).context for context in (300, 50)] == [100, 50]
 
 
 def test_a_drafter_that_overflows_says_so(case: Case) -> None:
-    if case.drafter is LanguageModelDrafter:
+    if not case.reads_features:
         pytest.skip("in test_language")
     drafter = case.new_drafter("float16")
     teller = Teller(1, Sampling())

@@ -13,19 +13,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flowspec.core.protocol.messages import Release
-from flowspec.draft.eagle_captures import captures_of
-from flowspec.draft.eagle_files import is_eagle
-from flowspec.draft.eagle_head import EagleHead
-from flowspec.draft.kinds import check_drafter, find_drafter
-from flowspec.draft.kinds.eagle import Eagle
+from flowspec.draft.feature_kinds import Eagle
+from flowspec.draft.layouts import captures_of, is_eagle
 from flowspec.draft.ranking import F32
+from flowspec.draft.registry import check_drafter, find_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import ModelFiles, bundled_folder
 from flowspec.model.slice import Slice
 from flowspec.model.weights import LM_HEAD, Span
 from tests.checkpoints import SMALL, make_checkpoint, make_variant
 from tests.draft.heads import DATA, DRAFT_VOCABULARY, HIDDEN, LAYOUTS, VOCABULARY, make_head
-from tests.draft.mirrors import WIDTH, Case, check, make_case
+from tests.draft.mirrors import WIDTH, Case, check, load_eagle, make_case
 from tests.draft.trees import chain_batch, segment
 
 
@@ -37,7 +35,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_a_chain_of_guesses_that_grew_too_long_is_made_again_from_the_truth(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowspec.draft.eagle.SLACK", 3)
+    monkeypatch.setattr("flowspec.draft.feature_drafter.SLACK", 3)
     drafter, mirror = case.new_drafter(), case.new_mirror()
     teller = mirror.teller
     teller.begin([5, 6, 7])
@@ -58,7 +56,7 @@ def test_a_chain_of_guesses_that_grew_too_long_is_made_again_from_the_truth(
         found = drafter.draft(segment(teller.part(sorted(new))), WIDTH)
         again = sorted([*guesses[4:-1], beside]) if number == 3 else []
         expected = mirror.expected([*again, *sorted(new)])
-        if again or not len(mirror.head.spec.layers) > 1:  # else as in the test of random trees
+        if again or not len(mirror.head.layout.spec.layers) > 1:  # else as in the test of random trees
             check(mirror, found, expected)
         assert {each.node for each in found} == {node, *again, *new}
 
@@ -105,7 +103,7 @@ def test_nothing_is_kept_that_is_not_needed(case: Case) -> None:
     mirror.tell(drafter, [new])  # a feature of the new turn, before the drafter knows of it
     drafter.draft(segment(teller.part([new])), WIDTH)
     assert sorted(drafter._truths[1]) == [*teller.path[:3], new]
-    nothing = np.zeros((1, mirror.head.feature_width), np.float32)
+    nothing = np.zeros((1, HIDDEN * len(mirror.head.captures)), np.float32)
     drafter.take_features(1, 0, [999], nothing)  # of the turn before
     assert 999 not in drafter._truths[1]
     drafter.release(Release(request=1))
@@ -157,10 +155,8 @@ def test_a_head_computes_what_its_publisher_does(
     if tied:
         pickled(tmp_path / "head")
     assert is_eagle(files)
-    head = EagleHead.load(files, target, "float32", "cpu")
-    kind = "eagle" if means.is_first else "eagle3"
-    assert (head.kind, head.capture, head.hidden_size) == (kind, layout.captures, layout.width)
-    assert head.feature_width == HIDDEN * len(layout.captures)
+    head = load_eagle(files, target, "float32", "cpu")
+    assert (head.captures, head.hidden_size) == (layout.captures, layout.width)
     rng = torch.Generator().manual_seed(3)
     rows = 9
     tokens = torch.randint(0, VOCABULARY, (rows,), generator=rng)
@@ -175,13 +171,13 @@ def test_a_head_computes_what_its_publisher_does(
     np.testing.assert_allclose(feature, expected, atol=2e-5, rtol=1e-5)
     for _ in range(2):  # the second time from the head's own features, as for guesses
         expected = means.run(w, embedding[tokens], expected)
-        batch, positions = chain_batch(head.new_cache(64), 0, rows)
-        feature = head.run(tokens.numpy(), feature, positions, batch)
+        batch = chain_batch(head.new_cache(64), 0, rows)
+        feature, _ = head.run(tokens.numpy(), feature, batch)
         np.testing.assert_allclose(feature, expected, atol=2e-4, rtol=1e-5)
         found = head.logits(feature)
         np.testing.assert_allclose(found, means.logits(w, expected, lm_head), atol=2e-4, rtol=1e-5)
         assert found.dtype == np.float32
-    ids = head.target_ids()
+    ids = head.target_ids
     kept = [3 * each + 1 for each in range(DRAFT_VOCABULARY)] if layout.has_lm_head else None
     assert (None if ids is None else ids.tolist()) == kept
     numbers = 2 * means.layers * means.key_heads * means.head_width + layout.width
@@ -213,7 +209,7 @@ def test_an_eagle_head_ranks_by_what_a_target_of_any_family_would(
     variant: str, finish: Callable[[F32], F32], tmp_path: Path
 ) -> None:
     target = ModelFiles(str(make_variant(tmp_path / "target", variant)))
-    head = EagleHead.load(ModelFiles(str(make_head(tmp_path / "head"))), target, "float32", "cpu")
+    head = load_eagle(ModelFiles(str(make_head(tmp_path / "head"))), target, "float32", "cpu")
     count = target.config().num_hidden_layers
     last = Slice.load(target, Span(first=count - 1, end=count, count=count), "float32", "cpu")
     hidden = np.random.default_rng(2).standard_normal((5, head.hidden_size), np.float32)
@@ -231,13 +227,13 @@ def test_neither_the_kind_of_file_nor_a_targets_experts_change_a_head(
         files = LAYOUTS[layout].write(tmp_path / name, tensors, **config)
         if name == "bin":
             pickled(tmp_path / name)
-        heads.append(EagleHead.load(files, targets[False], "bfloat16", "cpu"))
+        heads.append(load_eagle(files, targets[False], "bfloat16", "cpu"))
     rng, found = np.random.default_rng(4), []
     tokens = rng.integers(VOCABULARY, size=9)
-    features = rng.standard_normal((9, heads[0].feature_width), np.float32)
+    features = rng.standard_normal((9, HIDDEN * len(heads[0].captures)), np.float32)
     for head in heads:
-        batch, positions = chain_batch(head.new_cache(64), 0, 9)
-        found.append(head.logits(head.run(tokens, head.project(features), positions, batch)))
+        batch = chain_batch(head.new_cache(64), 0, 9)
+        found.append(head.logits(head.run(tokens, head.project(features), batch)[0]))
     assert np.isfinite(found[0]).all()
     assert np.array_equal(found[0], found[1])
     assert np.array_equal(found[0], found[2])
@@ -249,7 +245,7 @@ def test_weights_are_counted_once_and_the_whole_vocabulary_needs_no_ids(
     layout = LAYOUTS["eagle"]
     files = layout.write(tmp_path / "head")
     own = sum(tensor.numel() * (1 if tensor.dim() > 1 else 2) for tensor in layout.tensors().values())
-    sizes = [EagleHead.load(files, targets[tied], "bfloat16", "cpu").weight_bytes for tied in (False, True)]
+    sizes = [load_eagle(files, targets[tied], "bfloat16", "cpu").weight_bytes for tied in (False, True)]
     assert sizes == [2 * (own + 2 * VOCABULARY * HIDDEN), 2 * (own + VOCABULARY * HIDDEN)]
     layout = LAYOUTS["safeailab"]
     whole = {**layout.tensors(), "lm_head.weight": torch.randn(VOCABULARY, HIDDEN)}
@@ -258,12 +254,12 @@ def test_weights_are_counted_once_and_the_whole_vocabulary_needs_no_ids(
     tensors = {name: each for name, each in load_file(path).items() if name != "d2t"}
     for more in ({}, {"d2t": torch.zeros(VOCABULARY, dtype=torch.long)}):
         save_file({**tensors, **more}, path)
-        assert EagleHead.load(files, targets[False], "float32", "cpu").target_ids() is None
+        assert load_eagle(files, targets[False], "float32", "cpu").target_ids is None
 
 
 def test_what_is_no_eagle_head(tmp_path: Path) -> None:
-    head = EagleHead.load(ModelFiles(str(bundled_folder("eagle"))), ModelFiles("bundled"), "float32", "cpu")
-    assert (head.kind, head.capture, head.feature_width) == ("eagle", (8,), 320)
+    head = load_eagle(ModelFiles(str(bundled_folder("eagle"))), ModelFiles("bundled"), "float32", "cpu")
+    assert (head.captures, head.hidden_size) == ((8,), 320)
     assert not is_eagle(ModelFiles("bundled"))
     layout, ones = LAYOUTS["modelopt"], torch.ones(HIDDEN)
     for name in ("hidden_norm.weight", "markov_head.w1.weight"):  # of drafters of blocks
@@ -309,5 +305,5 @@ def test_what_is_not_computed_is_refused_in_one_line(
             tensors[name] = torch.full(each["shape"], each.get("fill", 1), dtype=dtype)
     save_file(tensors, path)
     with pytest.raises(InputError, match=row["says"]) as caught:
-        EagleHead.load(written, targets[False], "float32", "cpu")
+        load_eagle(written, targets[False], "float32", "cpu")
     assert "\n" not in str(caught.value)

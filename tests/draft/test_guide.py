@@ -14,7 +14,7 @@ pytest.importorskip("llguidance")
 from flowspec.core.protocol.messages import Grammar, Sampling
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.draft.guide import CERTAIN, CERTAIN_MAX, LONGEST, Guide, Words, certain_of
-from flowspec.draft.text import TextDrafter, TextProposer
+from flowspec.draft.lookup import LookUp, LookUpDrafter
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, in_bytes, over_bytes, single_bytes
 from tests.draft.trees import Teller, segment
 
@@ -180,17 +180,17 @@ def test_behind_what_left_the_grammar_nothing_is_guessed() -> None:
     assert guide.guesses([2 + ord("a")], [(len(TEXTS), 0.9)], 4)[0][0] == 2 + ord("b")
 
 
-class Echo(TextProposer):
+class Echo(LookUp):
     """Proposes the last token again, and one that stands for no text."""
 
-    def propose(self, branch: Sequence[int], width: int) -> Sequence[tuple[int, float]]:
+    def propose(self, branch: Sequence[int], width: int) -> list[tuple[int, float]]:
         return [((*self.tokens, *branch)[-1], 0.75), (END, 0.25)][:width]
 
 
 @pytest.mark.parametrize("knows_tokens", [True, False])
 def test_a_drafter_guesses_by_the_answer_of_its_own_branch(knows_tokens: bool) -> None:
     """The prompt is no part of what the grammar binds."""
-    drafter = TextDrafter(Echo)
+    drafter = LookUpDrafter(Echo)
     if knows_tokens:
         drafter.take_tokens(TOKENS)
     a, b, x = (2 + byte for byte in b"abx")

@@ -14,19 +14,16 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from flowspec.draft.kinds import (
-    ALL,
+from flowspec.draft.language import LanguageKind, LanguageModelDrafter
+from flowspec.draft.lookup import LookUpDrafter, Ngram, Suffix
+from flowspec.draft.registry import (
     BY_WORD,
-    NONE,
+    KINDS,
     WITHOUT_TENSORS,
     WORDS,
     find_drafter,
-    open_drafter,
-    sketched,
+    plan_drafter,
 )
-from flowspec.draft.kinds.base import TextKind
-from flowspec.draft.kinds.language import LanguageKind
-from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
 from flowspec.model.accelerator import has_driver
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
@@ -54,16 +51,18 @@ def write_tokenizer(folder: Path, vocabulary: Any) -> None:
 
 def refused(name: str, target: ModelFiles, match: str) -> str:
     with pytest.raises(InputError, match=match) as caught:
-        open_drafter(name, target, "float32", "cpu", context=100)
+        find_drafter(name).open(target, "float32", "cpu", context=100)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BY_WORD if issubclass(kind, TextKind)])
-def test_a_kind_without_a_cache_proposes_by_the_text(kind: type[TextKind]) -> None:
+@pytest.mark.parametrize("kind", [Ngram, Suffix])
+def test_a_look_up_proposes_by_the_text(kind: type[Ngram], target: ModelFiles) -> None:
     """Ids that the text has (it knows no others), each once, surest first, the same for the same text."""
-    proposers = [kind.proposers() for _ in range(2)]
-    text, again = (begin() for begin in proposers)
+    drafters = [find_drafter(kind.word).open(target, "float32", context=9) for _ in range(2)]
+    assert isinstance(drafters[0], LookUpDrafter)
+    assert isinstance(drafters[1], LookUpDrafter)
+    text, again = (drafter.begin() for drafter in drafters)
     for token in (5, 6, 7, 5, 6, 8, 5):
         text.append(token)
         again.append(token)
@@ -77,21 +76,19 @@ def test_a_kind_without_a_cache_proposes_by_the_text(kind: type[TextKind]) -> No
         tokens = [token for token, _ in found]
         assert len(set(tokens)) == len(tokens) <= 2
         assert set(tokens) <= {*text.tokens, *branch}
-    other = proposers[0]()
+    other = drafters[0].begin()
     other.append(7)
     assert bool(other.propose((), 2)) == kind.shares_texts, "5 followed a 7 in another text"
 
 
 def test_the_bundled_drafter_fits_the_bundled_target_only(target: ModelFiles) -> None:
-    drafter = open_drafter(BUNDLED, ModelFiles(BUNDLED), "bfloat16", "cpu", context=500)
-    assert drafter is not None
+    drafter = find_drafter(BUNDLED).open(ModelFiles(BUNDLED), "bfloat16", "cpu", context=500)
     assert isinstance(drafter, LanguageModelDrafter)
     assert drafter.context == 500
     assert drafter.weight_bytes == 2 * 1_672_128 + 2 * 960, "norms are float32"
-    by_folder = open_drafter(
-        str(bundled_folder("draft-math")), ModelFiles(BUNDLED), "float32", "cpu", context=5000
+    by_folder = find_drafter(str(bundled_folder("draft-math"))).open(
+        ModelFiles(BUNDLED), "float32", "cpu", context=5000
     )
-    assert by_folder is not None
     assert (by_folder.context, by_folder.weight_bytes) == (1024, 4 * 1_672_128)
     text = refused(BUNDLED, target, "another tokenizer")
     assert "expected a vocabulary of 300 entries, got 4096" in text
@@ -106,9 +103,8 @@ def test_a_target_without_an_mtp_layer_is_told_so(target: ModelFiles, tmp_path: 
     refused("mtp", ModelFiles(str(file)), "has none that FlowSpec reads; give another")
     shape = shape_of(spec_of(target.config()), "some")
     with pytest.raises(InputError, match=rf"^{start}.* but 'some' has none"):
-        find_drafter("mtp").reckoned(shape)
-    planned = find_drafter("mtp").reckoned(replace(shape, has_mtp=True))
-    assert planned is not None
+        find_drafter("mtp").plan(shape)
+    planned = find_drafter("mtp").plan(replace(shape, has_mtp=True))
     assert (planned.name, planned.shape) == ("mtp", mtp_shape(shape))
 
 
@@ -156,11 +152,13 @@ def test_vocabularies_are_compared_whatever_files_they_come_in(tmp_path: Path) -
     )
     other = convert(checkpoint, tmp_path / "other.gguf", metadata=stated([*named[:17], "x", *named[18:]], 10))
     for drafter, model in ((one, folder), (one, two)):
-        assert open_drafter(str(drafter), ModelFiles(str(model)), "float32", "cpu", context=100) is not None
+        assert (
+            find_drafter(str(drafter)).open(ModelFiles(str(model)), "float32", "cpu", context=100) is not None
+        )
     for model in (folder, two):
         refused(str(other), ModelFiles(str(model)), "expected 't17' as id 17, got 'x'")
     less = convert(checkpoint, tmp_path / "less.gguf", metadata=stated(named[:200], 0))
-    refused(str(less), ModelFiles(str(folder)), "expected 't200' as id 200, got None")
+    refused(str(less), ModelFiles(str(folder)), "expected a vocabulary of 290 entries, got 200")
     (folder / "tokenizer.json").write_text(json.dumps({**content, "added_tokens": [3]}))
     refused(str(one), ModelFiles(str(folder)), r"tokenizer\.json: expected added_tokens with ids")
 
@@ -182,8 +180,8 @@ def test_what_is_no_drafter_is_refused(target: ModelFiles, tmp_path: Path) -> No
 
 def test_what_has_no_tensors_needs_no_torch() -> None:
     code = (
-        "import sys; from flowspec.draft.kinds import open_drafter; "
-        f"[open_drafter(word, None, 'float32', context=9) for word in {WITHOUT_TENSORS}]; "
+        "import sys; from flowspec.draft.registry import find_drafter; "
+        f"[find_drafter(word).open(None, 'float32', context=9) for word in {WITHOUT_TENSORS[:-1]}]; "
         "print(sorted({'torch', 'transformers'} & sys.modules.keys()))"
     )
     assert (
@@ -195,10 +193,10 @@ def test_what_has_no_tensors_needs_no_torch() -> None:
 @pytest.mark.skipif(has_driver(), reason="torch is imported for the GPU")
 def test_what_has_tensors_is_loaded_without_torch() -> None:
     code = (
-        "import sys; from flowspec.draft.kinds import open_drafter; "
+        "import sys; from flowspec.draft.registry import find_drafter; "
         "from flowspec.model.files import ModelFiles; target = ModelFiles('bundled'); "
         "names = ('bundled', 'eagle', 'eagle3', 'block'); "
-        "[open_drafter(name, target, 'bfloat16', context=90) for name in names]; "
+        "[find_drafter(name).open(target, 'bfloat16', context=90) for name in names]; "
         "is_class = lambda name: name.startswith('transformers.models.') and '.modeling_' in name; "
         "print([name for name in sys.modules if name == 'torch' or is_class(name)])"
     )
@@ -209,9 +207,9 @@ def test_what_has_tensors_is_loaded_without_torch() -> None:
 def test_every_kind_is_found_by_its_word_or_its_files(tmp_path: Path) -> None:
     assistant, block = make_assistant(tmp_path / "assistant"), make_block_drafter(tmp_path / "block")
     names = [*(kind.word for kind in BY_WORD), str(assistant), str(block), "eagle", BUNDLED]
-    assert [type(find_drafter(name)) for name in names] == list(ALL)
+    assert [type(find_drafter(name)) for name in names] == list(KINDS)
     placed = [find_drafter(name).model_for_device(ModelFiles(BUNDLED)) is not None for name in names]
-    assert [kind for kind, is_placed in zip(ALL, placed, strict=True) if is_placed] == [LanguageKind], (
+    assert [kind for kind, is_placed in zip(KINDS, placed, strict=True) if is_placed] == [LanguageKind], (
         "a device loads a whole model, and nothing else"
     )
 
@@ -226,8 +224,7 @@ def test_the_planner_reckons_with_the_weights_that_files_have(name: str) -> None
     read = sum(math.prod(size) for key, size in sizes.items() if key not in lookups)
     if "lm_head.weight" not in sizes:
         read += shape.head_params
-    planned = find_drafter(name).reckoned(shape)
-    assert planned is not None
+    planned = find_drafter(name).plan(shape)
     assert planned.shape is not None
     assert planned.shape.params == read
     assert planned.shape != eagle_shape(shape)
@@ -235,15 +232,12 @@ def test_the_planner_reckons_with_the_weights_that_files_have(name: str) -> None
 
 def test_the_planner_reckons_with_files_as_with_shapes() -> None:
     shape = shape_of(spec_of(ModelFiles(BUNDLED).config()), "bundled")
-    assert find_drafter(NONE).reckoned(shape) is None
-    by_files, by_shape = find_drafter("eagle").reckoned(shape), sketched("eagle", shape)
+    by_files, by_shape = find_drafter("eagle").plan(shape), plan_drafter("eagle", shape)
     assert by_files == by_shape
     assert by_shape.shape == eagle_shape(shape)
     with pytest.raises(InputError, match="expected the model's vocabulary of 4096, but qwen3-4b has 151936"):
-        sketched("qwen3-4b", shape)
+        plan_drafter("qwen3-4b", shape)
     padded = replace(find_shape("qwen3-4b"), vocabulary=152_064)
-    assert sketched("qwen3-0.6b", padded).shape == find_shape("qwen3-0.6b"), (
+    assert plan_drafter("qwen3-0.6b", padded).shape == find_shape("qwen3-0.6b"), (
         "one vocabulary, padded differently"
     )
-    with pytest.raises(InputError, match="shape: there is no 'draft'; expected one of "):
-        sketched("draft", shape)

@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 
 from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Proposal, Sampling
-from flowspec.draft.eagle import EagleDrafter
-from flowspec.draft.mtp_files import has_mtp
-from flowspec.draft.mtp_head import MtpHead
+from flowspec.draft.feature_drafter import CachedChainDrafter
+from flowspec.draft.feature_model import FeatureModel
+from flowspec.draft.layouts import has_mtp, mtp_layout
 from flowspec.draft.ranking import F32
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import I64, Array
@@ -50,16 +50,16 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 NAMES = (*VARIANTS, "qwen3.5-tied", "glm4-moe-own")
 
 
-def load(folder: Path, dtype: str = "float32") -> MtpHead:
-    return MtpHead.load(ModelFiles(str(folder)), dtype, "cpu")
+def load(path: Path, dtype: str = "float32") -> FeatureModel:
+    files = ModelFiles(str(path))
+    return FeatureModel.load(mtp_layout(files), files, dtype, "cpu")
 
 
-def run(head: MtpHead, tokens: I64, features: Array, *ends: int) -> Array:
+def run(head: FeatureModel, tokens: I64, features: Array, *ends: int) -> Array:
     """Predicted features of a chain, in jobs that end with these rows."""
     cache, first, found = head.new_cache(64), 0, []
     for end in ends or (len(tokens),):
-        batch, positions = chain_batch(cache, first, end)
-        found.append(head.run(tokens[first:end], features[first:end], positions, batch))
+        found.append(head.run(tokens[first:end], features[first:end], chain_batch(cache, first, end))[0])
         first = end
     return np.concatenate(found)
 
@@ -77,7 +77,7 @@ def published_of(folder: Path, tokens: I64, features: F32) -> tuple[F32, F32]:
 # --------------------------------------------------------------------------------------------------- parity
 
 
-def check(head: MtpHead, folder: Path) -> None:
+def check(head: FeatureModel, folder: Path) -> None:
     tokens, features = some_input()
     expected, logits = published_of(folder, tokens, features)
     found = run(head, tokens, head.project(features))
@@ -86,7 +86,7 @@ def check(head: MtpHead, folder: Path) -> None:
     assert head.logits(found).dtype == np.float32
 
 
-def off(head: MtpHead, folder: Path) -> float:
+def off(head: FeatureModel, folder: Path) -> float:
     """How far its logits are from those of the published code, as a share of what these differ by."""
     tokens, features = some_input()
     _, expected = published_of(folder, tokens, features)
@@ -99,7 +99,7 @@ def test_a_chain_is_what_the_published_code_computes(name: str, folders: dict[st
     head = load(folders[name])
     check(head, folders[name])
     layers = ModelFiles(str(folders[name])).raw_config()["num_hidden_layers"]
-    assert (head.capture, head.hidden_size, head.target_ids()) == ((layers,), HIDDEN, None)
+    assert (head.captures, head.hidden_size, head.target_ids) == ((layers,), HIDDEN, None)
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-text", "qwen3.5-moe", "glm4-moe", "glm4-moe-own"])
@@ -111,13 +111,12 @@ def test_a_layer_in_a_gguf_file_is_that_of_the_checkpoint(
     files, whole = ModelFiles(str(path)), ModelFiles(str(folders[name])).config()
     assert files.config().num_hidden_layers == whole.num_hidden_layers
     assert has_mtp(files, files.config())
-    head = MtpHead.load(files, "float32", "cpu")
-    check(head, folders[name])
+    check(load(path), folders[name])
 
 
 def test_a_layer_in_a_gguf_file_stays_packed(folders: dict[str, Path], tmp_path: Path) -> None:
     path = convert_to_gguf(folders["glm4-moe-own"], tmp_path / "m.gguf", GGMLQuantizationType.Q8_0)
-    head = MtpHead.load(ModelFiles(str(path)), "gguf", "cpu")
+    head = load(path, "gguf")
     assert off(head, folders["glm4-moe-own"]) < 0.06
     assert head.weight_bytes < load(folders["glm4-moe-own"], "bfloat16").weight_bytes * 0.6
 
@@ -132,7 +131,7 @@ def test_what_a_gguf_file_has_too_much_or_too_little_of_is_refused(
     ):
         path = convert_to_gguf(folders["qwen3.5-text"], tmp_path / "m.gguf", **given)
         with pytest.raises(InputError, match=re.escape(expected)) as caught:
-            MtpHead.load(ModelFiles(str(path)), "float32", "cpu")
+            load(path)
         assert "\n" not in str(caught.value)
     unsaid = {"qwen35.block_count": 7, "qwen35.nextn_predict_layers": 0}
     path = convert_to_gguf(folders["qwen3.5-text"], tmp_path / "m.gguf", metadata=unsaid)
@@ -192,7 +191,7 @@ def test_guesses_over_a_text_are_those_of_the_published_code(name: str, folders:
     with torch.inference_mode():
         states = plain(input_ids=torch.tensor(text)[None], output_hidden_states=True).hidden_states[-1][0]
     published, files = Published(folders[name]), ModelFiles(str(folders[name]))
-    drafter = EagleDrafter(load(folders[name]), files, context=200)
+    drafter = CachedChainDrafter(load(folders[name]), files.spec.vocabulary, context=200)
     slices = load_stages(folders[name], 3)
     for part in slices:
         part.captures = drafter.captures
@@ -247,7 +246,7 @@ def test_no_tensor_of_the_models_layers_is_read(folders: dict[str, Path], tmp_pa
     ends, mtp = (load_file(tmp_path / shard) for shard in SHARDS[1:])
     own = sum(values.numel() for values in mtp.values())
     both = sum(values.numel() for name, values in ends.items() if "embed_tokens" in name or "lm_head" in name)
-    assert MtpHead.load(files, "float32", "cpu").weight_bytes == 4 * (own + both)
+    assert load(tmp_path).weight_bytes == 4 * (own + both)
     shape = shape_of(spec_of(files.config()), "m", has_mtp=True)
     planned = drafter_memory(mtp_shape(shape), "float32", context=100, users=1)
     assert 0.99 < planned.weight_bytes / (4 * (own + both)) <= 1, "all but norms"

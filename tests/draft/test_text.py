@@ -1,4 +1,4 @@
-"""A drafter without a cache is asked with the whole text of a node, through commits, misses and rewinds."""
+"""A look-up is asked with the whole text of a node, through commits, misses and rewinds."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Proposal, Release, Sampling
-from flowspec.draft.text import TextDrafter, TextProposer
+from flowspec.draft.lookup import LookUp, LookUpDrafter
 from flowspec.errors import PeerError
 from tests.draft.trees import Teller, segment
 
 VOCABULARY = 50
 
 
-class Last(TextProposer):
+class Last(LookUp):
     """Proposes what tells the whole text that it was asked with, and the token after the last one."""
 
-    def propose(self, branch: Sequence[int], width: int) -> Sequence[tuple[int, float]]:
+    def propose(self, branch: Sequence[int], width: int) -> list[tuple[int, float]]:
         whole = (*self.tokens, *branch)
         return [(told(whole), 0.75), (whole[-1] + 1, 0.25)][:width]
 
@@ -30,7 +30,7 @@ def told(text: Sequence[int]) -> int:
 
 
 def drafted(
-    drafter: TextDrafter, *tellers_nodes: tuple[Teller, list[int]]
+    drafter: LookUpDrafter, *tellers_nodes: tuple[Teller, list[int]]
 ) -> dict[tuple[int, int], Proposal]:
     found = drafter.draft(
         segment(*(teller.part(nodes, committed=teller.missing()) for teller, nodes in tellers_nodes)), 4
@@ -38,7 +38,7 @@ def drafted(
     return {(proposal.request, proposal.node): proposal for proposal in found}
 
 
-def check(drafter: TextDrafter, teller: Teller, nodes: list[int]) -> None:
+def check(drafter: LookUpDrafter, teller: Teller, nodes: list[int]) -> None:
     found = drafted(drafter, (teller, nodes))
     assert list(found) == [(teller.request, node) for node in nodes]
     for (_, node), proposal in found.items():
@@ -50,7 +50,7 @@ def check(drafter: TextDrafter, teller: Teller, nodes: list[int]) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_node_is_asked_about_with_its_whole_text(seed: int) -> None:
     rng = random.Random(seed)
-    drafter, teller = TextDrafter(Last), Teller(1, Sampling())
+    drafter, teller = LookUpDrafter(Last), Teller(1, Sampling())
     teller.begin([rng.randrange(VOCABULARY) for _ in range(20)])
     living = [teller.root]
     check(drafter, teller, living)
@@ -77,14 +77,14 @@ def test_every_node_is_asked_about_with_its_whole_text(seed: int) -> None:
 
 
 def test_what_may_not_be_drawn_is_not_proposed_and_skipped_nodes_are_waited_for() -> None:
-    drafter = TextDrafter(Last)
+    drafter = LookUpDrafter(Last)
     for request, (suppressed, left) in enumerate([((8,), 1), ((told((1, 7)),), 1), ((9,), 2)], 1):
         teller = Teller(request, Sampling(suppress_tokens=suppressed))
         teller.begin([1, 7])
         proposal = drafted(drafter, (teller, [teller.root]))[request, teller.root]
         assert len(proposal.tokens) == len(proposal.confidences) == left
         assert not set(proposal.tokens).intersection(suppressed)
-    drafter, teller = TextDrafter(Last), Teller(1, Sampling())
+    drafter, teller = LookUpDrafter(Last), Teller(1, Sampling())
     teller.begin([1, 2, 3, 1])
     drafted(drafter, (teller, [teller.root]))
     for token in (2, 3, 1):  # three tokens at once, none of them drafted
@@ -96,7 +96,7 @@ def test_what_may_not_be_drawn_is_not_proposed_and_skipped_nodes_are_waited_for(
 
 
 def test_turns_requests_and_releases_are_kept_apart() -> None:
-    drafter = TextDrafter(Last, context=500)
+    drafter = LookUpDrafter(Last, context=500)
     first, second = Teller(1, Sampling()), Teller(2, Sampling())
     first.begin([1, 2, 3, 1])
     second.begin([1, 5, 3, 1])
@@ -115,7 +115,7 @@ def test_turns_requests_and_releases_are_kept_apart() -> None:
 
 
 def test_what_no_head_sends_is_refused() -> None:
-    drafter, teller = TextDrafter(Last), Teller(1, Sampling())
+    drafter, teller = LookUpDrafter(Last), Teller(1, Sampling())
     teller.begin([1, 2])
     teller.given.update(teller.path)
     teller.begin([1, 2, 3], keep=1)

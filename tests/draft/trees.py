@@ -10,7 +10,6 @@ import numpy as np
 
 from flowspec.core.protocol.messages import Commit, Open, Sampling, Segment, SegmentPart
 from flowspec.core.text_before import TextBefore
-from flowspec.model.arithmetic.arrays import I64
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
 
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
@@ -120,9 +119,9 @@ def segment(*parts: SegmentPart) -> Segment:
     return Segment(segment=0, parts=parts)
 
 
-def chain_batch(cache: TreeCache, first: int, end: int) -> tuple[TreeBatch, I64]:
-    """Rows of a chain, in slots of the same numbers, and their positions."""
+def chain_batch(cache: TreeCache, first: int, end: int) -> TreeBatch:
+    """Rows of a chain, in slots of the same numbers."""
     places, visible = np.arange(end), np.tri(end, dtype=np.bool_)
     own = slice(first, end)
     rows = TreeRows(cache, 0, places[own], places[own], places.astype(np.int32), visible[own])
-    return TreeBatch([rows]), places[own]
+    return TreeBatch([rows])

@@ -20,7 +20,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
-from flowspec.draft.protocol import Drafter
+from flowspec.draft.base import Drafter
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import I64, Array
 from flowspec.model.files import ModelFiles

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from flowspec.cli.main import main
-from flowspec.draft.kinds import open_drafter
+from flowspec.draft.registry import find_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.gpu import tensor_of
@@ -91,7 +91,7 @@ def test_a_model_that_is_a_pickle_is_refused_in_one_line_and_not_opened(
     with pytest.raises(InputError, match="is a pickle"):
         Reference(ModelFiles(str(folder)), "float32")
     with pytest.raises(InputError, match="is a pickle"):
-        open_drafter(str(folder), ModelFiles(BUNDLED), "float32", context=64)
+        find_drafter(str(folder)).open(ModelFiles(BUNDLED), "float32", context=64)
     assert not (tmp_path / "exploded").exists()
     pickle.loads((folder / name).read_bytes())
     assert (tmp_path / "exploded").exists(), "the bomb works"

@@ -15,7 +15,7 @@ from msgspec import structs
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.draft.choosing import without_model
+from flowspec.draft.registry import PLANNED_FALLBACK
 from flowspec.errors import InputError
 from flowspec.plan import planner
 from flowspec.plan.absence import among
@@ -324,7 +324,7 @@ def cluster(number: int) -> PlanRequest:
     """A mix of at most four boards; every second guesses with n-grams."""
     request = drawn(number)
     if number % 2:
-        request = replace(request, drafter=without_model(request.shape))
+        request = replace(request, drafter=PLANNED_FALLBACK)
     return replace(request, sites=request.sites[:DEVICES_MAX])
 
 

@@ -32,10 +32,10 @@ from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device, split_layers
+from flowspec.runtime.drafters import PlacedDrafter
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.replanning import replan
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.token_stream import TokenStream

@@ -14,8 +14,7 @@ import pytest
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.draft.suffix import SuffixProposer
-from flowspec.draft.text import TextDrafter
+from flowspec.draft.lookup import LookUpDrafter
 from flowspec.model.files import ModelFiles
 from flowspec.runtime.head import Head
 from flowspec.runtime.heap import give_back
@@ -71,7 +70,7 @@ def test_four_at_once_where_two_fit(
 ) -> None:
     notes: list[str] = []
     plan = plan_for(large, scarce, context=CONTEXT)
-    drafters = (TextDrafter(SuffixProposer, CONTEXT),)
+    drafters = (LookUpDrafter(context=CONTEXT),)
     with Head(plan, drafters=drafters, recovery=surviving(plan, notes)) as head:
         numbers = [head.new_request() for _ in PROMPTS]
         answers = [

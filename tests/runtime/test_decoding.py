@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from flowspec.core.protocol import limits
-from flowspec.draft.kinds import FALLBACK, NONE
+from flowspec.draft.registry import FALLBACK, NONE
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_models
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.decoding import Decoding, method_for
+from flowspec.runtime.drafters import PlacedDrafter
 from flowspec.runtime.placing import assign_devices, open_drafters, own_devices
-from flowspec.runtime.remote_drafter import PlacedDrafter
 from tests.checkpoints import SMALL, make_checkpoint
 
 

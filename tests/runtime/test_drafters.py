@@ -28,9 +28,9 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime.decoding import Decoding
+from flowspec.runtime.drafters import PlacedDrafter
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.remote_drafter import PlacedDrafter
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster
 from flowspec.runtime.token_stream import TokenStream
 from lab.plain_model import PlainModel

@@ -19,7 +19,7 @@ from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.arithmetic.arrays import Array, narrowed, widened
 from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
 from flowspec.runtime.compute import Crashed, WorkFailed, split, to_array, to_wire
-from flowspec.runtime.drafting import DraftThread
+from flowspec.runtime.drafters import LocalDrafter
 from flowspec.runtime.transport import Wake
 from flowspec.wire.codec import Tensor, join_rows
 
@@ -52,9 +52,9 @@ class Notebook:
 
 
 @pytest.fixture
-def thread() -> Iterator[tuple[DraftThread, Notebook, Wake]]:
+def thread() -> Iterator[tuple[LocalDrafter, Notebook, Wake]]:
     wake, drafter = Wake(), Notebook()
-    running = DraftThread(drafter, 0, wake)
+    running = LocalDrafter(drafter, 0, wake)
     yield running, drafter, wake
     running.stop(WAIT_S)
     assert not running._thread.is_alive()
@@ -65,14 +65,14 @@ def job(number: int) -> Draft:
     return Draft(job=number, segment=Segment(segment=number, parts=()), width=3)
 
 
-def result(thread: DraftThread, wake: Wake) -> Any:
+def result(thread: LocalDrafter, wake: Wake) -> Any:
     while not thread.results:
         assert select.select([wake.read_fd], [], [], WAIT_S)[0], "the drafter's thread never woke the poller"
         wake.clear()
     return thread.results.popleft()
 
 
-def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[DraftThread, Notebook, Wake]) -> None:
+def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[LocalDrafter, Notebook, Wake]) -> None:
     running, drafter, wake = thread
     features = narrowed(np.array([[1, 2], [3, 4], [5, 6]], np.float32), "bfloat16")
     first_row, second_row, third_row = to_wire(features, "bfloat16").apart()
@@ -108,7 +108,7 @@ def test_work_is_done_in_the_order_in_which_it_came(thread: tuple[DraftThread, N
     ],
 )
 def test_the_first_failure_is_told_and_nothing_more_is_done(
-    thread: tuple[DraftThread, Notebook, Wake], error: BaseException, shown: type[BaseException]
+    thread: tuple[LocalDrafter, Notebook, Wake], error: BaseException, shown: type[BaseException]
 ) -> None:
     running, drafter, wake = thread
     drafter.error = error

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flowspec.draft.choosing import published_acceptance
-from flowspec.draft.kinds import WITHOUT_TENSORS, find_drafter, is_sketch, sketched
+from flowspec.draft.catalogue import published_acceptance
+from flowspec.draft.registry import WITHOUT_TENSORS, plan_drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
@@ -138,13 +138,11 @@ def drafter_inputs(
         return DrafterInputs(planned=None, head_drafts=False)
     here = [name for name in names if placed.get(name, HEAD) == HEAD]
     name = (here or names)[0]
-    planned = (
-        sketched(name, shape) if is_sketch(name) else find_drafter(name, may_fetch=may_fetch).reckoned(shape)
-    )
-    if planned is not None and not here:
+    planned = plan_drafter(name, shape, may_fetch=may_fetch)
+    if not here:
         planned = replace(planned, shape=None)  # it costs neither the head nor a stage anything
     published = published_acceptance(name, shape.name)
-    if planned is not None and published is not None:
+    if published is not None:
         planned = replace(planned, acceptance=published)
     return DrafterInputs(
         planned=planned,

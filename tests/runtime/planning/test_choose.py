@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flowspec.core.protocol.messages import Hop
-from flowspec.draft.kinds import find_drafter
+from flowspec.draft.registry import find_drafter
 from flowspec.errors import ClusterError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.partition import Partition
@@ -57,7 +57,7 @@ def request_of(found: Survey) -> PlanRequest:
         shape=SHAPE,
         weights=weights_of(SHAPE),
         precisions=("float16",),
-        drafter=find_drafter("ngram").reckoned(SHAPE),
+        drafter=find_drafter("ngram").plan(SHAPE),
         context=1024,
         head=found.head,
     )
@@ -199,7 +199,7 @@ REQUEST = PlanRequest(
     shape=SHAPE,
     weights=weights_of(SHAPE),
     precisions=("float16",),
-    drafter=find_drafter("ngram").reckoned(SHAPE),
+    drafter=find_drafter("ngram").plan(SHAPE),
     context=512,
     head="a",
     all_devices=True,

@@ -1,14 +1,11 @@
-"""A drafter on a device of its own, as the head sees it: work goes there, proposals come back, and its loss
-is an event like others.
-
-Carries out what `core/head/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of one
-device that answers do not need (`Pipelines`): the same dialling, leases, time-outs and probes as for stages.
-Nothing that happens there holds the head up. Results come back on `results` with a wake-up, as a
-`DraftThread`'s.
-"""
+"""A head's drafters: work is posted to each, one job after another, and results come back on `results` with a
+wake-up, while the head keeps listening. One runs in a thread here, another on a device of its own."""
 
 from __future__ import annotations
 
+import os
+import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -20,6 +17,7 @@ from flowspec.core.cluster.forming import Start
 from flowspec.core.driving import Driver
 from flowspec.core.head.drafter_traits import DrafterTraits
 from flowspec.core.head.events import (
+    CopyFeatures,
     Draft,
     Drafted,
     DrafterLost,
@@ -27,6 +25,7 @@ from flowspec.core.head.events import (
     PipelineLost,
     PipelineReformed,
     SendToDrafter,
+    TakeFeatures,
 )
 from flowspec.core.head.remote_drafter import (
     BreakPipeline,
@@ -36,14 +35,22 @@ from flowspec.core.head.remote_drafter import (
     RemoteDrafterEvent,
 )
 from flowspec.core.protocol.messages import Expand, Release
-from flowspec.errors import BrokenError, FlowSpecError
+from flowspec.draft.base import CopiesFeatures, Drafter
+from flowspec.draft.registry import FALLBACK
+from flowspec.errors import BrokenError, ClusterError, FlowSpecError
+from flowspec.model.device_errors import is_out_of_memory
 from flowspec.plan.placement import ClusterPlan
+from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts
-from flowspec.runtime.compute import Crashed, WorkFailed
+from flowspec.runtime.cluster_file import HEAD
+from flowspec.runtime.compute import SWITCH_INTERVAL_S, Crashed, WorkFailed, to_array
+from flowspec.runtime.emulation import DraftPacer
+from flowspec.runtime.heap import give_back
 from flowspec.runtime.pipeline_connections import StageStatus
 from flowspec.runtime.pipelines import Pipelines, Recovery
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Wake, poll_timeout_ms
+from flowspec.wire.codec import join_rows
 
 POLL_MS = 500
 
@@ -80,12 +87,103 @@ class DrafterAbsent:
 Result = Drafted | DrafterLost | DrafterRecovered | DrafterAbsent | Notice | WorkFailed | Crashed
 
 
-class RemoteDrafter:
-    """The head's drafter number `number`, which is lost (`DrafterLost`) until the first `DrafterRecovered`.
+class LocalDrafter:
+    """Owns a drafter that is loaded already, the head's `number`. With a `pace` its passes last so long by
+    their rows, as declared in the emulated world.
 
-    Whoever takes a `DrafterRecovered` from the results posts it again before any work for it, as the core
-    wants it. One that cannot be had at first is `WorkFailed`, or `DrafterAbsent` where it `may_be_absent`;
-    later it is lost, for good if it would fail again in the same way.
+    After a failure nothing more is done: what a drafter that broke off in the middle would say could not be
+    trusted."""
+
+    def __init__(self, drafter: Drafter, number: int, wake: Wake, pace: Curve | None = None) -> None:
+        self.drafter = drafter
+        self.number = number
+        self._pacer = None if pace is None else DraftPacer(pace)
+        self.results: deque[Drafted | WorkFailed | Crashed] = deque()
+        self._wake = wake
+        self._work: queue.SimpleQueue[Draft | SendToDrafter | None] = queue.SimpleQueue()
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._thread = threading.Thread(target=self._run, name="drafter", daemon=True)
+        self._thread.start()
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "device": HEAD,
+            "address": "",
+            "pid": os.getpid(),
+            "weight_bytes": self.drafter.weight_bytes,
+            "received_bytes": 0,
+            "is_there": True,
+        }
+
+    def post(self, work: Draft | SendToDrafter) -> None:
+        self._work.put(work)
+
+    def stop(self, timeout_s: float = timeouts.COMPUTE_STOP_S) -> None:
+        """Ends the thread after what it is doing now, and waits for that no longer than `timeout_s`."""
+        self._work.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                self._do(work)
+            except FlowSpecError as error:
+                self._tell(WorkFailed(error=error))
+                return
+            except BaseException as error:  # noqa: BLE001 - the top of a thread: the head's thread raises it
+                if is_out_of_memory(error):
+                    text = (
+                        "the drafter is out of memory; use a smaller one, a smaller --context, or --drafter "
+                        f"{FALLBACK}"
+                    )
+                    self._tell(WorkFailed(error=ClusterError(text)))
+                else:
+                    self._tell(Crashed(error=error))
+                return
+
+    def _do(self, work: Draft | SendToDrafter) -> None:
+        if isinstance(work, Draft):
+            started_s = time.monotonic()
+            proposals = self.drafter.draft(work.segment, work.width)
+            ended_s = (
+                time.monotonic()
+                if self._pacer is None
+                else self._pacer.end(work.segment.row_count, work.context, started_s)
+            )
+            self._tell(
+                Drafted(
+                    drafter=self.number,
+                    job=work.job,
+                    proposals=proposals,
+                    started_s=started_s,
+                    ended_s=ended_s,
+                )
+            )
+        elif isinstance(work.message, TakeFeatures):
+            own = work.message
+            features = to_array(join_rows(own.rows), tuple(range(len(own.nodes))))  # [nodes, hidden * captures]
+            self.drafter.take_features(own.request, own.epoch, own.nodes, features)
+        elif isinstance(work.message, CopyFeatures):
+            assert isinstance(self.drafter, CopiesFeatures), "its traits say that it copies none"
+            self.drafter.copy_features(work.message)
+        else:
+            self.drafter.release(work.message)
+            give_back()
+
+    def _tell(self, result: Drafted | WorkFailed | Crashed) -> None:
+        self.results.append(result)
+        self._wake.set()
+
+
+class RemoteDrafter:
+    """A drafter on a device, the head's `number`, which is lost (`DrafterLost`) until the first
+    `DrafterRecovered`.
+
+    Carries out what `core/head/remote_drafter.py` decides. A thread keeps the connection, as a pipeline of
+    one device that answers do not need (`Pipelines`): the same dialling, leases, time-outs and probes as for
+    stages. Whoever takes a `DrafterRecovered` from the results posts it again before any work for it, as the
+    core wants it. One that cannot be had at first is `WorkFailed`, or `DrafterAbsent` where it
+    `may_be_absent`; later it is lost, for good if it would fail again in the same way.
     """
 
     def __init__(

@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowspec.draft import suffix_index
-from flowspec.draft.suffix import STRENGTHS, SuffixProposer, new_index, ranked
-from flowspec.draft.suffix_index import Match, SuffixIndex, Text
+from flowspec.draft import lookup
+from flowspec.draft.lookup import STRENGTHS, LookUp, Match, SuffixIndex, Text, rank
 
 MATCHES = st.lists(st.builds(Match, st.integers(1, 12), st.integers(0, 4)), max_size=12).map(
     lambda found: sorted(found, key=lambda match: -match.length)
 )
 
 
-def text_of(tokens: list[int], shared: SuffixIndex | None = None) -> SuffixProposer:
-    text = SuffixProposer(shared)
+def text_of(tokens: list[int], shared: SuffixIndex | None = None) -> LookUp:
+    text = LookUp(shared)
     for token in tokens:
         text.append(token)
     return text
@@ -47,7 +46,7 @@ def blended(matches: list[Match]) -> dict[int, Fraction]:
 
 @given(MATCHES)
 def test_the_confidence_is_the_blend_of_frequencies_at_all_lengths(matches: list[Match]) -> None:
-    found = ranked(matches)
+    found = rank(matches)
     assert dict(found) == pytest.approx({token: float(share) for token, share in blended(matches).items()})
     shares = [share for _, share in found]
     assert shares == sorted(shares, reverse=True)
@@ -68,7 +67,7 @@ def test_the_longest_agreement_wins_and_is_trusted_more() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_text_that_was_cut_and_goes_on_is_as_good_as_a_new_one(seed: int) -> None:
     rng = random.Random(seed)
-    text = SuffixProposer()
+    text = LookUp()
     for _ in range(300):
         if rng.random() < 0.1:
             text.cut(rng.randint(0, len(text.tokens)))
@@ -79,7 +78,7 @@ def test_a_text_that_was_cut_and_goes_on_is_as_good_as_a_new_one(seed: int) -> N
 
 
 def test_what_is_shared_is_remembered_and_nothing_else_is() -> None:
-    index = new_index()
+    index = SuffixIndex()
     first = text_of([1, 2, 3, 4, 5], index)
     assert [token for token, _ in text_of([9, 2, 3], index).propose([], 4)] == [4]
     assert text_of([9, 2, 3]).propose([], 4) == []
@@ -114,7 +113,7 @@ STEPS = st.lists(
 def _short_blocks() -> Iterator[None]:
     """Texts here have several."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix_index, "BLOCK_TOKENS", BLOCK_TOKENS)
+        patch.setattr(lookup, "BLOCK_TOKENS", BLOCK_TOKENS)
         yield
 
 
