@@ -116,7 +116,7 @@ class FeatureDrafter(TreeCachedDrafter):
             device=model.engine.device,
             slot_bytes=model.slot_bytes,
         )
-        self._model = model
+        self._model, self.weight_bytes = model, model.weight_bytes
         self.pass_rows: list[int] = []
         """Rows of each pass of the network in the last job."""
         self._requests: dict[int, Request] = {}
@@ -124,10 +124,6 @@ class FeatureDrafter(TreeCachedDrafter):
         """By request and node the target's feature `[width]`."""
         self._truths_max = context_max + limits.DRAFT_NODES_MAX
         self._released: OrderedDict[int, int] = OrderedDict()  # request -> the last epoch that is over
-
-    @property
-    def weight_bytes(self) -> int:
-        return self._model.weight_bytes
 
     def take_features(self, request: int, epoch: int, ids: Sequence[int], features: Array) -> None:
         """The target's features `[len(ids), hidden * len(captures)]` of nodes of the output's path; they may

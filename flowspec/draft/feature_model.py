@@ -177,12 +177,10 @@ class FeatureModel:
         for rows in batch.requests:
             rows.cache.reserve(len(rows.key_positions))
         batch.embedding = self._embedded(tokens)
-        if "entry.projection" in self._parts:
-            entries = self._token_norm(batch.embedding), self._entry_norm(features)
-            entered = self._entry(self.engine.joined(entries))
-        else:
-            entered = self.engine.copied(features)
-        hidden = self._run_layers(entered, batch)
+        entries = self._token_norm(batch.embedding), self._entry_norm(features)
+        has_entry = "entry.projection" in self._parts
+        hidden = self._entry(self.engine.joined(entries)) if has_entry else self.engine.copied(features)
+        hidden = self._run_layers(hidden, batch)
         return hidden, self._leave(hidden)
 
     def guess(self, tokens: Sequence[int], begins: Sequence[int], caches: Sequence[TreeCache]) -> Array:

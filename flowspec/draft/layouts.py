@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,9 +32,9 @@ from flowspec.model.imports import IMPORTING
 from flowspec.model.parts import LayerShape, Shape, linear_shape, norm_shape, table_shape
 from flowspec.model.pickled_file import read_pickled
 from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors, read_header
-from flowspec.model.spec import spec_of
+from flowspec.model.spec import FULL, spec_of
 from flowspec.model.support import NEUTRAL, check_config, check_rotary, family_of
-from flowspec.model.tensors import Extent, Tensors, TensorsOver
+from flowspec.model.tensors import Tensors, TensorsOver
 from flowspec.model.weights import end_names, family_named
 
 Shapes = dict[str, tuple[str, Shape]]
@@ -105,7 +104,8 @@ class DrafterTensors(SafetensorsTensors):
         file_of = _tensor_files(files)
         for file in sorted({*file_of.values()}):
             files.path(file)
-        super().__init__(files.model, file_of, files.path, (*NUMBERS, *LEVELS, "BOOL"), _read_header)
+        read = read_pickled if _PICKLED in file_of.values() else read_header
+        super().__init__(files.model, file_of, files.path, (*NUMBERS, *LEVELS, "BOOL"), read)
 
     def copy_into(self, name: str, part: Numbers) -> None:
         found = self.load(name, part.shape)
@@ -124,10 +124,6 @@ def _tensor_files(files: ModelFiles) -> Mapping[str, str]:
     names = "model.safetensors", "model.safetensors.index.json"
     path = None if any(map(files.find, names)) else files.find(_PICKLED)
     return files.file_map() if path is None else dict.fromkeys(read_pickled(path), _PICKLED)
-
-
-def _read_header(path: Path) -> dict[str, Extent]:
-    return (read_pickled if path.name == _PICKLED else read_header)(path)
 
 
 class _Config:
@@ -286,8 +282,9 @@ def eagle_layout(files: ModelFiles, target: ModelFiles) -> Layout:
     version, config, spec, shapes = read_eagle(files, tensors)
     fields, is_third = config.fields, version == 3
     width, vocabulary, count = spec.hidden, whole.vocabulary, len(whole.layers)
-    name = "hidden_size" if fields.get("target_hidden_size") is None else "target_hidden_size"
-    config.check_fits(target, name, whole.hidden, fields.get(name))
+    read = fields.get("target_hidden_size")
+    name, read = ("hidden_size", width) if read is None else ("target_hidden_size", read)
+    config.check_fits(target, name, whole.hidden, read)
     # EAGLE-1 reads `outputs[0]` of the model, which is behind the final norm.
     captures = captures_of(files.raw_config(), count, files.model, target.model) if is_third else (count,)
     drafted = vocabulary
@@ -382,9 +379,7 @@ def _eagle_fields(raw: Mapping[str, Any], head: str, version: int) -> dict[str, 
             )
     fields = {**raw, **own}
     for name, value in fields.items():
-        is_full = (
-            name == "layer_types" and isinstance(value, list) and {*map(str, value)} == {"full_attention"}
-        )
+        is_full = name == "layer_types" and isinstance(value, list) and {*map(str, value)} <= {FULL}
         if name in _HARMLESS or is_full or (version == 3 and name in _FLAGS):
             continue
         if name in _FIXED and value not in _FIXED[name]:

@@ -161,7 +161,9 @@ class LocalDrafter:
             )
         elif isinstance(work.message, TakeFeatures):
             own = work.message
-            features = to_array(join_rows(own.rows), tuple(range(len(own.nodes))))  # [nodes, hidden * captures]
+            features = to_array(
+                join_rows(own.rows), tuple(range(len(own.nodes)))
+            )  # [nodes, hidden * captures]
             self.drafter.take_features(own.request, own.epoch, own.nodes, features)
         elif isinstance(work.message, CopyFeatures):
             assert isinstance(self.drafter, CopiesFeatures), "its traits say that it copies none"
