@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from flowspec.bench.console import Step
+from flowspec.core.protocol.device_messages import LinkFacts
 from flowspec.core.protocol.messages import Commit, Open, Release, Sampling, Segment, SegmentPart
 from flowspec.core.protocol.precision import FILED
 from flowspec.draft.base import Drafter
@@ -43,7 +44,6 @@ from flowspec.plan.cost import OPERATIONS, layers_curve, read_bytes
 from flowspec.plan.memory import mib
 from flowspec.plan.profile import DeviceProfile, KernelRates
 from flowspec.plan.shape import ModelShape
-from flowspec.runtime.links import MeasuredPeer
 
 Run = Callable[[], object]
 SLOTS = 256
@@ -202,7 +202,7 @@ def take_times(tasks: Sequence[Task], rounds: int, step: Step) -> None:
             runs = {task: min(RUNS_MAX, 1 + int(SHORT_S / task.spent.pop())) for task in tasks}
 
 
-def report(machine: MeasuredMachine, times: Times, peers: Sequence[MeasuredPeer]) -> dict[str, Any]:
+def report(machine: MeasuredMachine, times: Times, links: Mapping[str, LinkFacts]) -> dict[str, Any]:
     """What was measured: milliseconds by rows (of a layer by precision and width, too), links by device name,
     and which kernels those of packed precisions are."""
 
@@ -214,10 +214,6 @@ def report(machine: MeasuredMachine, times: Times, peers: Sequence[MeasuredPeer]
         for task in times[dtype]:
             found = by_width.setdefault(str(task.shape.hidden), {})
             found[str(task.rows)] = round(1e3 * task.s / task.shape.layers, 4)
-    links = {
-        peer.name: {"latency_ms": round(1e3 * peer.latency_s, 3), "mbit_per_s": round(peer.bandwidth_mbps, 1)}
-        for peer in peers
-    }
     return {
         "dtype": machine.dtype,
         "device": machine.device,
@@ -227,7 +223,10 @@ def report(machine: MeasuredMachine, times: Times, peers: Sequence[MeasuredPeer]
         "tiny_experts_pass_ms": ms(TINY_MIXTURE, lambda task: task.shape.experts_per_row),
         "lm_head_ms": ms(LM_HEAD, lambda task: task.rows),
         "drafter_ms": ms(DRAFTER, lambda task: task.rows),
-        "links": links,
+        "links": {
+            name: {"latency_ms": round(1e3 * link.latency_s, 3), "mbit_per_s": round(link.bandwidth_mbps, 1)}
+            for name, link in links.items()
+        },
     }
 
 

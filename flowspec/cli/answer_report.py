@@ -20,8 +20,8 @@ from flowspec.model.text import Tokenizer
 from flowspec.plan.memory import mib
 from flowspec.rounding import rounded
 from flowspec.runtime.answer import Answer
-from flowspec.runtime.planning.forecast_check import Measured, causes, is_wrong
-from flowspec.runtime.planning.survey import machine_of
+from flowspec.runtime.device.links import machine_of
+from flowspec.runtime.forecast_check import Measured, causes, is_wrong
 from flowspec.runtime.question import Question
 from flowspec.runtime.session import Session
 from flowspec.validation import as_dict

@@ -6,21 +6,21 @@ A daemon does so only when it was started with --announce. Exit status: 0 when s
 from __future__ import annotations
 
 import argparse
-import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowspec.cli.options import check_new_toml, write_file
 from flowspec.cli.result import Result
 from flowspec.cli.terminal import note
+from flowspec.core.protocol.device_messages import AskFacts
 from flowspec.errors import InputError
 from flowspec.plan.memory import mib
 from flowspec.plan.tables import toml_of
 from flowspec.runtime.cluster import Device
+from flowspec.runtime.device.links import ask
 from flowspec.runtime.discovery import Announced, find_announced
-from flowspec.runtime.health.examine import ask_all
 from flowspec.runtime.security.keyfiles import head_keyring
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.version import __version__
@@ -30,6 +30,17 @@ NOTHING_FOUND = 1
 TIMEOUT_MAX_S = 600.0
 LISTENING = 0.5
 """Of the time that there is, the share in which daemons are heard of; in the rest they are asked."""
+
+
+COLUMNS: dict[str, str | Callable[[Mapping[str, Any]], object]] = {
+    "name": "name",
+    "address": "address",
+    "FlowSpec": "version",
+    "memory": lambda each: mib(each["memory_bytes"]),
+    "available": lambda each: None if each["available_bytes"] is None else mib(each["available_bytes"]),
+    "device": lambda each: ", ".join(filter(None, (each["device"], each["board"]))),
+    "state": lambda each: ": ".join(filter(None, (each["state"], each["problem"]))),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,19 +64,17 @@ def run(args: argparse.Namespace) -> int:
     keys = None if args.keys is None else head_keyring(args.keys)
     deadline_s = time.monotonic() + args.timeout
     found = find_announced(LISTENING * args.timeout)
-    seen = ask(found, keys, deadline_s - time.monotonic())
+    seen = ask_announced(found, keys, deadline_s - time.monotonic())
     usable = [each for each in seen if each["available_bytes"] is not None]
-    if args.json:
-        written = str(args.write) if args.write is not None and usable else None
-        print(json.dumps({"devices": seen, "written": written}))
-    elif seen:
-        show(seen)
+    written = str(args.write) if args.write is not None and usable else None
+    result = Result({"devices": seen, "written": written})
+    if seen or args.json:
+        result.table(COLUMNS, seen, texts=len(COLUMNS))
+        result.print(as_json=args.json)
     if not seen:
-        note(
-            f"no daemon announced itself within {args.timeout:g} s; start it with: flowspec daemon --host "
-            "ADDRESS --announce "
-            "(and let its firewall pass UDP port 5353), or list the devices in a cluster file"
-        )
+        start = "flowspec daemon --host ADDRESS --announce (and let its firewall pass UDP port 5353)"
+        none = f"no daemon announced itself within {args.timeout:g} s"
+        note(f"{none}; start it with: {start}, or list the devices in a cluster file")
         return NOTHING_FOUND
     if args.write is not None:
         if not usable:
@@ -77,14 +86,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def ask(found: Sequence[Announced], keys: Keyring | None, within_s: float) -> list[dict[str, Any]]:
+def ask_announced(found: Sequence[Announced], keys: Keyring | None, within_s: float) -> list[dict[str, Any]]:
     """Asks each daemon at all of its addresses, at its likeliest first; the first that answers counts. As
     `--json` shows them, memory in bytes."""
-    places = [
-        (each, each.addresses[rank]) for rank in range(8) for each in found if rank < len(each.addresses)
-    ]
+    places = [(each, each.addresses[rank]) for rank in range(8) for each in found if each.addresses[rank:]]
     devices = [Device(name=each.name, address=address) for each, address in places]
-    answers = ask_all(devices, keys=keys, within_s=max(0.0, within_s))
+    answers = ask(devices, keys, lambda device: AskFacts(), within_s=max(0.0, within_s))
     seen: dict[int, dict[str, Any]] = {}
     for (each, address), answer in zip(places, answers, strict=True):
         facts, known = answer.facts, seen.get(id(each))
@@ -101,20 +108,6 @@ def ask(found: Sequence[Announced], keys: Keyring | None, within_s: float) -> li
                 "problem": "" if answer.failure is None else answer.failure.text,
             }
     return list(seen.values())
-
-
-def show(seen: Sequence[Mapping[str, Any]]) -> None:
-    rows = []
-    for each in seen:
-        memory, available, state = mib(each["memory_bytes"]), each["available_bytes"], each["state"]
-        if available is None:
-            state = f"{state}: {each['problem']}"
-        device = each["device"] + (f", {each['board']}" if each["board"] else "")
-        known = "-" if available is None else mib(available)
-        rows.append((each["name"], each["address"], each["version"], memory, known, device, state))
-    result = Result()
-    result.table(("name", "address", "FlowSpec", "memory", "available", "device", "state"), rows, texts=7)
-    result.print()
 
 
 def write(path: Path, seen: Sequence[Mapping[str, Any]]) -> None:

@@ -40,8 +40,8 @@ from flowspec.plan.timing import LinkSpec
 from flowspec.rounding import duration, rounded
 from flowspec.runtime.cluster import split_layers, stage_devices
 from flowspec.runtime.cluster_file import read_cluster
-from flowspec.runtime.planning.choose import choose
-from flowspec.runtime.planning.survey import ASSUMED, DECLARED, LOOPBACK, MEASURED
+from flowspec.runtime.planning import choose
+from flowspec.runtime.survey import ASSUMED, DECLARED, LOOPBACK, MEASURED
 
 HELPS_SHOWN = 5
 HELP_WIDTH = 50

@@ -33,11 +33,10 @@ from flowspec.runtime.cluster_file import (
     read_links,
 )
 from flowspec.runtime.decoding import Decoding, choose_drafter
-from flowspec.runtime.planning.first_look import refuse_silent
-from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
-from flowspec.runtime.planning.survey import ASSUMED, DECLARED, Survey, survey
+from flowspec.runtime.plan_inputs import drafter_inputs, model_weights, typical_context
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.session import pick_dtype
+from flowspec.runtime.survey import ASSUMED, DECLARED, Survey, Surveyor, refuse_silent
 
 GIVEN = "given"
 """By `--link`."""
@@ -146,14 +145,12 @@ def make_plan_inputs(
     found, head = None, None
     if _is_asked(args):
         every = read_cluster(args.cluster)
-        found = survey(
-            stage_devices(every),
-            args.cluster,
-            precisions[0],
-            cluster_keys(args.cluster, every),
-            head_drafts=drafter.head_drafts,
-            needs_all=False,
-        )
+        found = Surveyor(
+            devices=tuple(stage_devices(every)),
+            cluster=args.cluster,
+            precision=precisions[0],
+            keys=cluster_keys(args.cluster, every),
+        ).survey(head_drafts=drafter.head_drafts, needs_all=False)
         head = found.head
         sites = [replace(each, profile=reduce(completed, precisions, each.profile)) for each in found.sites]
     else:

@@ -23,15 +23,15 @@ from flowspec.cli.options import check_new_toml, positive, write_file
 from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import PACKED, PRECISIONS, UNPACKED
-from flowspec.errors import InputError
+from flowspec.errors import ClusterError, InputError
 from flowspec.model.accelerator import Accelerator, find, use_threads
 from flowspec.model.arithmetic.compiled import threads
 from flowspec.model.trials import prepare, run_trial, torch_version
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.tables import toml_of
 from flowspec.runtime.cluster_file import read_cluster
-from flowspec.runtime.health.own_speed import kept_profile
-from flowspec.runtime.links import measure_links
+from flowspec.runtime.device.links import measure_link
+from flowspec.runtime.device.report import kept_profile
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.validation import as_dict
 
@@ -89,12 +89,17 @@ def run(args: argparse.Namespace) -> int:
     machine = measured_machine(here, args.dtype)
     effort = (QUICK if args.quick else Effort()).fitting(machine)
     work = "links to other devices" if devices else "measuring"
-    with progress(work, effort.step_count(machine) + 2 * len(devices)) as step:
-        peers = measure_links(devices, step, keys=keys)
+    with progress(work, effort.step_count(machine) + len(devices)) as step:
+        links = {}
+        for device in devices:
+            links[device.name] = link = measure_link(device, keys)
+            if link.problem:
+                raise ClusterError(f"{device.name} at {device.address}: {link.problem}")
+            step(f"link to {device.name}")
         times = measure(machine, effort, step)
     basis = f"measured by flowspec profile on {datetime.date.today().isoformat()}"
     source = basis if here.is_cpu else f"{basis}, torch {torch_version()}"
-    profile, measured = fit(times, machine, out.stem, basis), report(machine, times, peers)
+    profile, measured = fit(times, machine, out.stem, basis), report(machine, times, links)
     shape = times[LM_HEAD][0].shape
     size = {"lm_head_size": [shape.hidden, shape.vocabulary]}
     about = f"{host} ({here.name}, {threads()} threads)"
@@ -107,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
             rates = profile.rates(dtype)
             print(f"{dtype}: {rates.gb_per_s:.1f} GB/s, {1000 * rates.tflops:.1f} GFLOP/s")
         print(f"{profile.layer_us:.0f} us a layer, {profile.expert_us:.0f} us an expert")
-        for peer in peers:
-            print(f"{peer.name}: {1000 * peer.latency_s:.2f} ms, {peer.bandwidth_mbps:.0f} Mbit/s")
+        for name, link in links.items():
+            print(f"{name}: {1000 * link.latency_s:.2f} ms, {link.bandwidth_mbps:.0f} Mbit/s")
         print(f"written to {out}")
     off = {dtype: error(profile, times[dtype]) for dtype in machine.dtypes}
     far = ", ".join(f"{dtype} {100 * share:.0f}%" for dtype, share in off.items())

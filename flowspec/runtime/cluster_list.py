@@ -12,9 +12,9 @@ from pathlib import Path
 
 from flowspec.core.protocol.limits import NAME_CHARS_MAX
 from flowspec.errors import FlowSpecError, InputError
+from flowspec.runtime.addresses import ADDRESSES
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import SSH_TARGET, read_cluster
-from flowspec.runtime.health.interfaces import resolve
 from flowspec.runtime.transport import split_address
 
 SEPARATOR = "\x1f"
@@ -32,7 +32,7 @@ def line(device: Device) -> str:
             "user@host"
         )
     memory = "" if device.memory_bytes is None else str(device.memory_bytes)
-    return SEPARATOR.join((device.name, target, host, resolve(host), str(port), memory))
+    return SEPARATOR.join((device.name, target, host, ADDRESSES.wait_for(host), str(port), memory))
 
 
 def main(argv: list[str]) -> int:

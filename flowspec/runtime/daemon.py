@@ -52,8 +52,7 @@ from flowspec.core.cluster.daemon import (
 )
 from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import AskArithmetics, Error, Loading, Pong, Ready, Welcome
-from flowspec.core.protocol.device_messages import AskFacts
+from flowspec.core.protocol.cluster_messages import Error, Loading, Pong, Ready, Welcome
 from flowspec.core.protocol.types import Message
 from flowspec.core.stage.events import (
     CloseCache,
@@ -68,10 +67,9 @@ from flowspec.host_memory import host_memory
 from flowspec.plan.memory import mib
 from flowspec.runtime import timeouts
 from flowspec.runtime.compute import ComputeThread, Result, WorkFailed, unexpected
+from flowspec.runtime.device.board import Thermometer
+from flowspec.runtime.device.report import Reporter
 from flowspec.runtime.emulation import DeviceEmulation, Shaper
-from flowspec.runtime.health.board import Thermometer
-from flowspec.runtime.health.gather import arithmetics, gather
-from flowspec.runtime.health.question_worker import QuestionWorker
 from flowspec.runtime.heap import share_one_heap
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.next_hop import NextHop
@@ -121,16 +119,7 @@ class Daemon:
         self._lifeline_fd = lifeline_fd
         self._compute = ComputeThread(machine, self._wake, emulation)
         self._emulation = emulation
-        self._worker = QuestionWorker[AskFacts](
-            self._wake,
-            "facts",
-            lambda question, is_held, tell: gather(question, machine, is_held=is_held, keys=keys, tell=tell),
-        )
-        self._trier = QuestionWorker[AskArithmetics](
-            self._wake,
-            "arithmetics",
-            lambda question, is_held, tell: arithmetics(question, machine, tell),
-        )
+        self._reporter = Reporter(machine, keys, self._wake)
         self._thermometer = Thermometer()
         self._peers = Peers(self._port.router, name)
         self._poller = zmq.Poller()
@@ -175,7 +164,6 @@ class Daemon:
         finally:
             self._give(DaemonStopping(reason=self._stopping or "error"), time.monotonic())
             self._compute.stop(timeouts.COMPUTE_STOP_S)
-            self._thermometer.stop()
             self._compute.claims.leave()
             end_context(self._context, 200)
             log.info("%s stopped (%s)", self.name, self._stopping or "error")
@@ -208,8 +196,7 @@ class Daemon:
             self.stop("the process that started it is gone")
         if self._wake.read_fd in ready:
             self._wake.clear()
-        self._worker.answer(is_held=self._is_held)
-        self._trier.answer(is_held=self._is_held)
+        self._reporter.answer(is_held=self._is_held)
         self._port.watch(ready)
 
         def receive() -> bool:
@@ -352,11 +339,7 @@ class Daemon:
             self._peers.ban(peer_of(command.caller).identity, command.error)
         else:
             assert isinstance(command, Gather), f"nobody does {type(command).__name__}"
-            link, question = link_of(command.caller), command.question
-            if isinstance(question, AskArithmetics):
-                self._trier.ask(link, question, is_held=self._is_held)
-            else:
-                self._worker.ask(link, question, is_held=self._is_held)
+            self._reporter.ask(link_of(command.caller), command.question, is_held=self._is_held)
 
     def _send_on(self, command: SendOn) -> None:
         work, message, tensor = command.work, _message_of(command.work), None
@@ -389,18 +372,14 @@ class Daemon:
         )
 
     def _send_pong(self, command: SendPong) -> None:
-        heat = self._thermometer.last()
         link_of(command.caller).send(
             Pong(
                 queued=command.queued,
                 done=command.done,
                 memory_bytes=psutil.Process().memory_info().rss,
                 running_s=command.running_s,
-                temperature_c=heat.celsius,
-                clock_mhz=heat.clock_mhz,
-                clock_max_mhz=heat.clock_max_mhz,
-                is_throttled=heat.is_throttled,
                 arrived=command.arrived,
+                **self._thermometer.last()._asdict(),
             )
         )
 

@@ -23,7 +23,7 @@ import psutil
 from flowspec.core.protocol import limits
 from flowspec.errors import ClusterError, InputError
 from flowspec.extras import how_to_get
-from flowspec.runtime.health.interfaces import resolve
+from flowspec.runtime.addresses import ADDRESSES
 from flowspec.version import __version__
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _opened(zeroconf: Any, interfaces: Any) -> Iterator[Any]:
 def _addresses(host: str) -> list[str]:
     """Where a daemon that listens on `host` can be reached: that address, or every address of this machine if
     it is all of them."""
-    address = ipaddress.ip_address(resolve(host))
+    address = ipaddress.ip_address(ADDRESSES.wait_for(host))
     if not address.is_unspecified:
         return [str(address)]
     own = [

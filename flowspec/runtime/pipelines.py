@@ -54,6 +54,7 @@ from flowspec.core.cluster.membership import (
     MembershipTimeouts,
     Note,
     Probe,
+    ProbeAnswered,
     SessionStarted,
     SurveyDevice,
     Tick,
@@ -66,6 +67,8 @@ from flowspec.errors import BrokenError, ClusterError, FlowSpecError, InputError
 from flowspec.plan.placement import ClusterPlan, assigns_of
 from flowspec.runtime import timeouts
 from flowspec.runtime.addresses import ADDRESSES
+from flowspec.runtime.cluster import Device
+from flowspec.runtime.device.links import ask
 from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.heap import give_back
 from flowspec.runtime.pipeline_connections import (
@@ -75,7 +78,6 @@ from flowspec.runtime.pipeline_connections import (
     new_session,
     told_of,
 )
-from flowspec.runtime.probes import Probes
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Wake, poll_timeout_ms, ready_sources, split_address
 
@@ -179,9 +181,8 @@ class Pipelines:
         self._is_checked = is_on()
         self._driver: Driver[FormingEvent, FormingCommand] = Driver(self._handle, self._do)
         self._give = self._driver.give
-        self._surveyed: deque[DeviceSurveyed] = deque()
+        self._answers: deque[ProbeAnswered | DeviceSurveyed] = deque()
         self._session = new_session()
-        self._probes = Probes(incarnation_of(new_session(), 1), keys)
         self._open: dict[int, PipelineConnections] = {}
         self._answered: set[str] = set()
         self._planned = plan
@@ -267,10 +268,8 @@ class Pipelines:
         now_s = time.monotonic()
         if now_s < self._core.due_s:
             return
-        for answered in self._probes.answered():
-            self._give(answered)
-        while self._surveyed:
-            self._give(self._surveyed.popleft())
+        while self._answers:
+            self._give(self._answers.popleft())
         for connections in tuple(self._open.values()):
             if connections.weights is not None and (error := connections.weights.error) is not None:
                 self._serving_error = error
@@ -282,7 +281,6 @@ class Pipelines:
             _, connections = self._open.popitem()
             connections.release()
             connections.close()
-        self._probes.close()
 
     def _poll(self, timeout_ms: int) -> set[Any]:
         """Waits for anything to arrive; returns the sockets that have something."""
@@ -314,10 +312,9 @@ class Pipelines:
                 self._recovery.on_note(command.text)
         elif isinstance(command, Probe):
             if self._recovery is not None:
-                self._probes.ask(command.device, self._addresses[command.device])
+                self._in_thread(self._probe, command.device)
         elif isinstance(command, SurveyDevice):
-            name = f"survey of {command.device}"
-            threading.Thread(target=self._survey, args=(command.device,), name=name, daemon=True).start()
+            self._in_thread(self._survey, command.device)
         elif isinstance(command, AskPlan):
             self._make_plan(command)
         elif isinstance(command, OpenPipeline):
@@ -375,8 +372,18 @@ class Pipelines:
         else:
             self._loading.pop(progress.device, None)
 
+    def _in_thread(self, ask: Callable[[str], None], device: str) -> None:
+        threading.Thread(target=ask, args=(device,), name=f"question to {device}", daemon=True).start()
+
+    def _probe(self, device: str) -> None:
+        """Asks a lost device whether it is there again, and can be had."""
+        place = Device(name=device, address=self._addresses[device])
+        (report,) = ask([place], self._keys, within_s=timeouts.PROBE_EVERY_S)
+        if report.welcome is not None:
+            self._answers.append(ProbeAnswered(device=device, is_held=bool(report.welcome.holder)))
+
     def _survey(self, device: str) -> None:
-        """Asks a device what plans must know of it, in a thread of its own; tells what comes of it."""
+        """Asks a device what plans must know of it; tells what comes of it."""
         trouble = "it could not be asked; the traceback is above"
         try:
             survey = None if self._recovery is None else self._recovery.survey
@@ -386,7 +393,7 @@ class Pipelines:
         except FlowSpecError as error:
             trouble = str(error)
         finally:
-            self._surveyed.append(DeviceSurveyed(device=device, trouble=trouble))
+            self._answers.append(DeviceSurveyed(device=device, trouble=trouble))
             self._wake.set()
 
     def _make_plan(self, command: AskPlan) -> None:

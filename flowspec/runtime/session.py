@@ -48,14 +48,11 @@ from flowspec.runtime.local import LocalCluster
 from flowspec.runtime.pipeline_connections import Progress, told_of
 from flowspec.runtime.pipelines import Recovery
 from flowspec.runtime.placing import assign_devices, captures_of, open_drafters, own_devices, use_one_thread
-from flowspec.runtime.planning.absent_devices import AbsentDevices
-from flowspec.runtime.planning.choose import Chosen, choose, compare
-from flowspec.runtime.planning.first_look import refuse_silent
-from flowspec.runtime.planning.plan_inputs import drafter_inputs, model_weights, typical_context
-from flowspec.runtime.planning.survey import survey
-from flowspec.runtime.replanning import Replanner
+from flowspec.runtime.plan_inputs import drafter_inputs, model_weights, typical_context
+from flowspec.runtime.planning import Chosen, Replanner, choose, compare
 from flowspec.runtime.security.cluster_keys import cluster_keys
 from flowspec.runtime.security.keyring import Keyring
+from flowspec.runtime.survey import Surveyor, refuse_silent
 from flowspec.runtime.token_stream import Timing, TokenStream, timed
 from flowspec.wire.codec import DTYPE_BYTES
 
@@ -241,9 +238,8 @@ class OpenCluster:
 
     `chosen` tells how the plan was made; local processes, which are alike, have an even split and none.
     `devices` may run stages; `drafter_devices` run drafters, those of a cluster file (`drafters` names these,
-    and those that it has at the head) each its own. With `absent_devices` answers may begin without devices,
-    which are asked later.
-    """
+    and those that it has at the head) each its own. With a `surveyor` answers may begin without devices,
+    which it asks later."""
 
     files: ModelFiles
     config: Any
@@ -255,7 +251,7 @@ class OpenCluster:
     devices: tuple[Device, ...] = ()
     drafters: tuple[str, ...] = ()
     drafter_devices: tuple[Device, ...] = ()
-    absent_devices: AbsentDevices | None = None
+    surveyor: Surveyor | None = None
 
     @contextlib.contextmanager
     def session(
@@ -291,14 +287,14 @@ class OpenCluster:
         recovery = None
         if recovery_options is not None and self.emulation is None:  # a declared device has no spare
             used = {stage.name for stage in plan.stages}
-            planner = Replanner(plan, self.devices, self.chosen, self.absent_devices)
+            planner = Replanner(plan, self.devices, self.chosen, self.surveyor)
             recovery = Recovery(
                 replan=planner.plan_of,
                 rate=planner.rate if planner.is_planned else None,
                 spares={device.name: device.address for device in self.devices if device.name not in used},
                 on_note=recovery_options.on_note,
                 wait_s=0.0 if self.is_local else recovery_options.wait_s,  # processes here do not come back
-                start=Start.WHOLE if self.absent_devices is None else Start.SHORT,
+                start=Start.WHOLE if self.surveyor is None else Start.SHORT,
                 absent={} if self.chosen is None else self.chosen.survey.absent,
                 in_use=() if self.chosen is None else tuple(self.chosen.survey.in_use),
                 survey=planner.survey,
@@ -460,7 +456,7 @@ def _local_cluster(
         devices=() if emulation is None else emulation.devices,
     ) as local:
         config = files.config()
-        plan = _unplaced(options, files, config)
+        plan = unplaced_plan(options, files, config)
         meanwhile(files)
         addresses = {daemon.name: daemon.address for daemon in local.wait()}
         devices = tuple(Device(name=name, address=addresses[name]) for name in names)
@@ -501,13 +497,11 @@ def _listed_cluster(
     needs_all = needs_all or is_given
     refuse_silent(devices, keys, needs_all=needs_all, hint=hint)
     config = files.config()
-    plan = replace(_unplaced(options, files, config), stages=tuple(given))
+    plan = replace(unplaced_plan(options, files, config), stages=tuple(given))
+    surveyor = Surveyor(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
     chosen = choose_for(
-        options, files, devices, plan, decoding, keys, needs_all=needs_all, is_run=True, tell=progress
+        options, files, surveyor, plan, decoding, needs_all=needs_all, is_run=True, tell=progress
     )
-    absent_devices = None
-    if not needs_all:
-        absent_devices = AbsentDevices(devices=tuple(devices), cluster=path, precision=plan.dtype, keys=keys)
     plan = replace(plan, stages=tuple(chosen.stages(devices)))
     return OpenCluster(
         files=files,
@@ -519,7 +513,7 @@ def _listed_cluster(
         devices=_placed(devices, plan),
         drafters=tuple(read_drafters(path)),
         drafter_devices=tuple(device for device in every if device.drafter is not None),
-        absent_devices=absent_devices,
+        surveyor=None if needs_all else surveyor,
     )
 
 
@@ -530,7 +524,7 @@ def _check_context(options: ClusterOptions, raw: dict[str, Any]) -> None:
         pick_context(options.context, raw["max_position_embeddings"])
 
 
-def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> ClusterPlan:
+def unplaced_plan(options: ClusterOptions, files: ModelFiles, config: Any) -> ClusterPlan:
     """What is to be run, by no device yet. Raises `InputError` for a model that is not supported."""
     spec = files.spec
     context = pick_context(options.context, spec.context_max)
@@ -552,10 +546,9 @@ def _unplaced(options: ClusterOptions, files: ModelFiles, config: Any) -> Cluste
 def choose_for(
     options: ClusterOptions,
     files: ModelFiles,
-    devices: Sequence[Device],
+    surveyor: Surveyor,
     plan: ClusterPlan,
     decoding: Decoding,
-    keys: Keyring | None,
     *,
     needs_all: bool = True,
     is_run: bool = False,
@@ -563,21 +556,13 @@ def choose_for(
 ) -> Chosen:
     """What the devices of a cluster file run, where `plan` has no stages; else how those compare. Where it
     `is_run` at once, devices that others use cannot be had."""
-    assert options.cluster is not None
     config = files.config()
     shape = shape_of(files.spec, files.model, files.filed_bytes, has_mtp=has_mtp(files, config))
-    placed = read_drafters(options.cluster)
+    placed = read_drafters(surveyor.cluster)
     names = decoding.drafters_for(files.model, tuple(placed))
     drafter = drafter_inputs(names, placed, shape, may_fetch=decoding.may_fetch)
-    found = survey(
-        devices,
-        options.cluster,
-        plan.dtype,
-        keys,
-        head_drafts=drafter.head_drafts,
-        needs_all=needs_all,
-        needs_free=is_run,
-        tell=tell,
+    found = surveyor.survey(
+        head_drafts=drafter.head_drafts, needs_all=needs_all, needs_free=is_run, tell=tell
     )
     request = PlanRequest(
         sites=found.sites,
@@ -593,7 +578,7 @@ def choose_for(
         cache=plan.cache,
     )
     chosen = compare(request, found, plan.stages) if plan.stages else choose(request, found)
-    for line in chosen.lines(chosen.stages(devices)):
+    for line in chosen.lines(chosen.stages(surveyor.devices)):
         log.info("%s", line)
     return chosen
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 CONNECT_S = 6.0
 """How long a daemon may take to answer the first Hello."""
 ABSENT_S = 3.0
-"""The same at the start of a head that may begin without some: all are waited for at once, ..."""
-ABSENT_WHY_S = 1.0
-"""... and so long it may then take to find out why one is silent."""
+"""The same at the start of a head that may begin without some: all are waited for at once."""
+WHY_S = 1.0
+"""How long it may then take to find out why one is silent."""
 RECONNECT_S = 3.0
 """The same where a new pipeline is formed of daemons that were there a moment ago."""
 HELD_S = 15.0

@@ -193,7 +193,7 @@ def test_a_daemon_that_is_not_there_is_a_cluster_failure(
         assert "gone" in line
         assert address in line
         (line,) = run("profile", asked, f"--out={tmp_path}/x.toml", status=1).told
-    assert f"gone at {address} does not answer" in line
+    assert f"gone at {address}: the machine is there, but nothing listens at" in line
     assert not (tmp_path / "x.toml").exists(), "nothing is measured before"
 
 

@@ -17,8 +17,8 @@ import pytest
 
 from flowspec import __version__
 from flowspec.runtime.cluster_file import read_cluster
+from flowspec.runtime.device.links import ask
 from flowspec.runtime.discovery import FOUND_MAX, Announced, announcing, find_announced
-from flowspec.runtime.health.examine import ask_all
 from tests.cli.running import Run
 from tests.daemons import daemon_process
 
@@ -142,11 +142,11 @@ def test_the_time_out_is_that_of_the_whole_command(run: Run, monkeypatch: pytest
         monkeypatch.setattr("flowspec.cli.devices.find_announced", lambda timeout_s: [*false, true])
         given_s: list[float] = []
 
-        def ask(devices: Any, *, within_s: float, **options: Any) -> Any:
+        def ask_timed(*asked: Any, within_s: float) -> Any:
             given_s.append(within_s)
-            return ask_all(devices, within_s=within_s, **options)
+            return ask(*asked, within_s=within_s)
 
-        monkeypatch.setattr("flowspec.cli.devices.ask_all", ask)
+        monkeypatch.setattr("flowspec.cli.devices.ask", ask_timed)
         found = run("devices", "--json", "--timeout=3").json
     assert 0 < given_s[0] <= 3
     assert [each["name"] for each in found["devices"] if each["state"] == "free"] == ["true"]

@@ -17,7 +17,7 @@ from flowspec.plan.shape import shape_of
 from flowspec.rounding import duration, rounded
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.loading import slice_memory
-from flowspec.runtime.planning.plan_inputs import counted_weights
+from flowspec.runtime.plan_inputs import counted_weights
 from tests.cli.running import Run
 
 FIVE = ["--shape", "llama-2-7b", "--devices", "5x jetson-orin-nano", "--link", "150/0.5"]

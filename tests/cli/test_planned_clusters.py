@@ -78,7 +78,7 @@ def test_generate_and_the_doctor_use_the_plan_that_plan_prints(
     assert found["token_ids"] == expected
     report = run("doctor", "--json", "--dtype=float32", "--context=200", file).json
     assert [(each["name"], each["layers"]) for each in report["devices"]] == [*used, ("slow", None)]
-    assert [each["check"] for each in report["findings"] if each["device"] == "slow"] == ["plan"]
+    assert [each["check"] for each in report["findings"] if each["device"] == "slow"] == []
     told = run("generate", "--json", file, *ASKED, "--layers=2,4,2").json["plan"]
     assert (layers(told), told["is_given"]) == ([("fast", [0, 2]), ("slow", [2, 6]), ("mid", [6, 8])], True)
     assert told["better"]["gain"] > 1

@@ -32,7 +32,7 @@ from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import shape_of
 from flowspec.runtime import session
 from flowspec.runtime.decoding import AUTO, Decoding, choose_drafter
-from flowspec.runtime.planning.plan_inputs import drafter_inputs
+from flowspec.runtime.plan_inputs import drafter_inputs
 from flowspec.runtime.session import ClusterOptions, RecoveryOptions
 from tests.draft.heads import make_head
 from tests.ggufs import convert, make

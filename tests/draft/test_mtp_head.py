@@ -26,7 +26,7 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.spec import spec_of
 from flowspec.plan.memory import drafter_memory
 from flowspec.plan.shape import mtp_shape, shape_of
-from flowspec.runtime.planning.plan_inputs import counted_weights
+from flowspec.runtime.plan_inputs import counted_weights
 from tests.checkpoints import VOCABULARY_SIZE, make_variant
 from tests.draft.blocks import DATA
 from tests.draft.mtp import SHARDS, VARIANTS, Published, make_mtp, read, write

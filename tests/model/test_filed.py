@@ -27,7 +27,7 @@ from flowspec.model.slice import Slice
 from flowspec.model.weights import EMBEDDING, LM_HEAD, Span
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
-from flowspec.runtime.planning.plan_inputs import counted_weights
+from flowspec.runtime.plan_inputs import counted_weights
 from flowspec.runtime.session import pick_dtype
 from tests.ggufs import KEPT, PLAIN, convert, make
 from tests.model.defined_products import packed_product

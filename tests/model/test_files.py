@@ -36,7 +36,7 @@ from flowspec.model.gpu import tensor_of
 from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.plan.tables import Table, read_toml
-from flowspec.runtime.health.gather import model_state
+from flowspec.runtime.device.report import model_state
 from flowspec.serve.guard import read_keys
 from tests import ggufs
 from tests.mutations import HUGE, mutants, one_line_at_most

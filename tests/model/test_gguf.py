@@ -34,7 +34,7 @@ from flowspec.model.text import Tokenizer, recommended
 from flowspec.model.weights import Span
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
-from flowspec.runtime.planning.plan_inputs import model_weights
+from flowspec.runtime.plan_inputs import model_weights
 from tests.checkpoints import make_checkpoint
 from tests.ggufs import PLAIN, SHAPES, WIDE, convert, make
 from tests.model.slices import load_stages, logits_of

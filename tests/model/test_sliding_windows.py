@@ -33,7 +33,7 @@ from flowspec.model.weights import Span
 from flowspec.plan.memory import stage_memory
 from flowspec.plan.shape import shape_of
 from flowspec.runtime.loading import slice_memory
-from flowspec.runtime.planning.plan_inputs import counted_weights
+from flowspec.runtime.plan_inputs import counted_weights
 from tests.checkpoints import VOCABULARY_SIZE
 from tests.model.slices import CPU, load_stages, pipeline
 from tests.nightly import nightly

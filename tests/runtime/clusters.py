@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,7 +35,7 @@ from flowspec.runtime.drafters import PlacedDrafter
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.replanning import replan
+from flowspec.runtime.planning import Replanner
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.transport import Sender, Wake, dial
@@ -251,4 +250,4 @@ class Peer:
 def surviving(plan: ClusterPlan, notes: list[str], wait_s: float | None = 60.0) -> Recovery:
     """A recovery among a plan's own devices."""
     devices = [Device(name=stage.name, address=stage.address) for stage in plan.stages]
-    return Recovery(replan=partial(replan, plan, devices), on_note=notes.append, wait_s=wait_s)
+    return Recovery(replan=Replanner(plan, devices).plan_of, on_note=notes.append, wait_s=wait_s)

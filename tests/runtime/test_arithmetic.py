@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ from flowspec.runtime.cluster import Device
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
 from flowspec.runtime.pipelines import Recovery
-from flowspec.runtime.replanning import replan
+from flowspec.runtime.planning import Replanner
 from tests.daemons import DaemonProcess, daemon_process
 from tests.runtime.clusters import PROMPT, Peer, listening, plan_for, submit, tokens_of, whole_model
 
@@ -96,7 +95,7 @@ def test_where_it_cannot_be_kept_the_answer_stops(
     plan = planned(folder, listening(rich))
     devices = [Device(name=each.name, address=each.address) for each in (rich, poor)]
     recovery = Recovery(
-        replan=partial(replan, plan, devices),
+        replan=Replanner(plan, devices).plan_of,
         spares={"poor": poor.address},
         on_note=notes.append,
         wait_s=2.0,

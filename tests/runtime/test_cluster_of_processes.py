@@ -269,7 +269,7 @@ def test_a_turn_that_was_held_up_does_not_end_a_hold(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
         monkeypatch.setattr(daemon._driver, "_do", lambda command: done.append(type(command).__name__))
         held._poller = SimpleNamespace(poll=lambda timeout_ms: [])
-        held._worker = SimpleNamespace(answer=hold_up)
+        held._reporter = SimpleNamespace(answer=hold_up)
         head = Caller("head", "head-control", 1)
         core.handle(CallerConnected(caller=head), clock.now_s)
         core.handle(CallerMessageArrived(caller=head, message=whole_model("m", "f")), clock.now_s)

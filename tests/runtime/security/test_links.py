@@ -15,9 +15,9 @@ from flowspec.core.protocol.device_messages import AskFacts
 from flowspec.errors import ClusterError
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device
+from flowspec.runtime.device.links import GLANCE, measure_link
+from flowspec.runtime.doctor import examine
 from flowspec.runtime.head import Head
-from flowspec.runtime.health.examine import examine
-from flowspec.runtime.links import LinkEffort, measure_links
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.security.keyfiles import head_keyring, make_keys
 from flowspec.runtime.security.keyring import Keyring
@@ -82,13 +82,12 @@ def test_every_break_in_fails_and_the_same_ones_succeed_without_keys(
 
 def test_the_doctor_and_the_measuring_of_links_use_the_keys(keyed: LocalCluster, keys: Keyring) -> None:
     devices = devices_of(keyed.wait())[:2]
-    found = examine(devices, AskFacts(), keys=keys)
+    found = examine(devices, keys, AskFacts())
     assert [each.failure for each in found] == [None, None]
     for link in (found[0].from_head, found[0].onward):  # the second is measured by one device to the next
         assert link is not None
         assert (link.problem, link.bandwidth_mbps > 0) == ("", True)
-    (peer,) = measure_links(devices[:1], effort=LinkEffort(sizes=(1 << 16,)), keys=keys)
-    assert peer.latency_s > 0
+    assert measure_link(devices[0], keys, GLANCE).latency_s > 0
 
 
 def test_a_daemon_that_plays_its_part_from_a_recording_is_refused(

@@ -25,11 +25,11 @@ from flowspec.plan.timing import LinkSpec
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.cluster_file import LINK_DEFAULT
-from flowspec.runtime.planning.choose import Chosen, choose, compare, steadied
-from flowspec.runtime.planning.forecast_check import TOKENS_MIN, Measured, causes, is_wrong
-from flowspec.runtime.planning.plan_inputs import enough_bytes
-from flowspec.runtime.planning.survey import HERE, Survey
-from flowspec.runtime.replanning import Replanner
+from flowspec.runtime.device.links import HERE
+from flowspec.runtime.forecast_check import TOKENS_MIN, Measured, causes, is_wrong
+from flowspec.runtime.plan_inputs import enough_bytes
+from flowspec.runtime.planning import Chosen, Replanner, choose, compare, steadied
+from flowspec.runtime.survey import Survey
 
 GIB = 1 << 30
 SHAPE = find_shape("llama-3.2-1b")

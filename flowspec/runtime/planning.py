@@ -1,7 +1,9 @@
-"""What runs where on a cluster: the planner's choice, or the user's, compared with the planner's."""
+"""What runs where on a cluster: the planner's choice, or the user's, compared with the planner's; and plans
+for those of its devices that are left, or that came since."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,9 +19,9 @@ from flowspec.plan.refusal import ModelDoesNotFitError, plan_or_refuse
 from flowspec.plan.sites import PlanRequest
 from flowspec.plan.timing import Curve
 from flowspec.rounding import rounded
-from flowspec.runtime.cluster import Device
-from flowspec.runtime.planning.plan_inputs import enough_bytes
-from flowspec.runtime.planning.survey import ASSUMED, Survey
+from flowspec.runtime.cluster import Device, split_layers
+from flowspec.runtime.plan_inputs import enough_bytes
+from flowspec.runtime.survey import ASSUMED, Survey, Surveyor
 
 BETTER_BY = 0.05
 """A planned split is told of only if it gains more over the user's."""
@@ -63,12 +65,6 @@ class Chosen:
         now."""
         return _rated(slowed(self.request, slowness), plan.stages).forecast.tokens_per_s
 
-    def knowing(self, found: Survey) -> Chosen:
-        """The same plan by what is known now, which later plans are made of."""
-        return replace(
-            self, survey=found, request=replace(self.request, sites=found.sites, network=found.network)
-        )
-
     @property
     def gain(self) -> float:
         """By how much the better plan is faster."""
@@ -80,19 +76,16 @@ class Chosen:
 
         Once an answer was `measured`, what is known by then stands for the forecast; nothing, if that is
         empty."""
-        used = _layers(runs)
+        used = {stage.name: (stage.first, stage.end) for stage in runs}
         is_plans = used == {stage.site.name: (stage.first, stage.end) for stage in self.plan.stages}
-        foretold = measured
         if measured is None:
-            foretold = f"forecast {_rate(self.plan)} tokens/s" if is_plans else ""
+            measured = f"forecast {_rate(self.plan)} tokens/s" if is_plans else ""
         how = f"as {'given' if self.is_given else 'planned'}" if is_plans else "shared out anew"
-        found = [f"layers {how}{f': {foretold}' if foretold else ''}"]
+        found = [f"layers {how}{measured and f': {measured}'}"]
         if self.better is not None and is_plans:
-            split = ", ".join(
-                f"{stage.end - stage.first} on {stage.site.name}" for stage in self.better.stages
-            )
+            parts = [f"{stage.end - stage.first} on {stage.site.name}" for stage in self.better.stages]
             more = f"{self.gain:+.0%}" if self.gain < 1 else f"{1 + self.gain:.1f} times that"
-            found.append(f"the planner's would give {_rate(self.better)} ({more}): {split}")
+            found.append(f"the planner's would give {_rate(self.better)} ({more}): {', '.join(parts)}")
         unused = [f"{name} is left out: {why}" for name, why in self.unused.items() if name not in used]
         found += [*unused, "--all-devices has every device work, to see them all"] if unused else []
         for name, why in self.survey.left_out.items():
@@ -125,10 +118,6 @@ def _placed(plan: Plan, devices: Sequence[Device]) -> list[StagePlan]:
         StagePlan(name=stage.site.name, address=addresses[stage.site.name], first=stage.first, end=stage.end)
         for stage in plan.stages
     ]
-
-
-def _layers(stages: Sequence[StagePlan]) -> dict[str, tuple[int, int]]:
-    return {stage.name: (stage.first, stage.end) for stage in stages}
 
 
 def _rate(plan: Plan) -> str:
@@ -180,14 +169,12 @@ def compare(request: PlanRequest, found: Survey, stages: Sequence[StagePlan]) ->
                 f"{stage.name} is given layers, but says that it has {why}, which cannot be; look at it"
             )
     given = _rated(request, stages)
-    try:
-        planned = make_plan(steadied(request))
-    except DoesNotFit:
-        return Chosen(plan=given, request=request, survey=found, is_given=True)
-    is_better = planned.forecast.tokens_per_s > (1 + BETTER_BY) * given.forecast.tokens_per_s
-    return Chosen(
-        plan=given, request=request, survey=found, is_given=True, better=planned if is_better else None
-    )
+    better = None
+    with contextlib.suppress(DoesNotFit):
+        better = make_plan(steadied(request))
+        if better.forecast.tokens_per_s <= (1 + BETTER_BY) * given.forecast.tokens_per_s:
+            better = None
+    return Chosen(plan=given, request=request, survey=found, is_given=True, better=better)
 
 
 def _rated(request: PlanRequest, stages: Sequence[StagePlan]) -> Plan:
@@ -202,17 +189,62 @@ def _rated(request: PlanRequest, stages: Sequence[StagePlan]) -> Plan:
 
 def slowed(request: PlanRequest, slowness: Mapping[str, float]) -> PlanRequest:
     """The same with devices that take so many times what their profile says."""
-    sites = tuple(
-        replace(site, profile=site.profile.slowed(slowness.get(site.name, 1.0))) for site in request.sites
-    )
-    return replace(request, sites=sites)
+    sites = [
+        replace(each, profile=each.profile.slowed(slowness.get(each.name, 1.0))) for each in request.sites
+    ]
+    return replace(request, sites=tuple(sites))
 
 
 def steadied(request: PlanRequest) -> PlanRequest:
     """The same with memory that does not change from start to start where there is enough of it, so that the
     plan does not, either."""
     enough = enough_bytes(request)
-    return replace(
-        request,
-        sites=tuple(replace(site, memory_bytes=min(enough, site.memory_bytes)) for site in request.sites),
-    )
+    sites = [replace(each, memory_bytes=min(enough, each.memory_bytes)) for each in request.sites]
+    return replace(request, sites=tuple(sites))
+
+
+class Replanner:
+    """Plans for those of a cluster's devices that are there, by what is known of them; the `first` plan is
+    for all that are not absent.
+
+    Those that are absent then the `surveyor` asks when they are there, in any thread.
+    """
+
+    def __init__(
+        self,
+        first: ClusterPlan,
+        devices: Sequence[Device],
+        chosen: Chosen | None = None,
+        surveyor: Surveyor | None = None,
+    ) -> None:
+        self._plan, self._devices, self._chosen, self._surveyor = first, devices, chosen, surveyor
+        absent = () if chosen is None else chosen.survey.absent
+        self._first = {device.name for device in devices} - set(absent)
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether the planner decides, and not the user or nobody."""
+        return self._chosen is not None and not self._chosen.is_given
+
+    def plan_of(self, names: Sequence[str], slowness: Mapping[str, float] | None = None) -> ClusterPlan:
+        """The plan for the devices of these names, which are so many times as slow as at first: the planner's
+        if the first one was, else an even split. Raises `InputError`."""
+        if set(names) == self._first and not (slowness and self.is_planned):
+            return self._plan
+        devices = [device for device in self._devices if device.name in names]
+        if self._chosen is None or not self.is_planned:
+            return replace(self._plan, stages=tuple(split_layers(devices, self._plan.layer_count, None)))
+        return replace(self._plan, stages=tuple(self._chosen.stages_of(devices, slowness or {})))
+
+    def rate(self, plan: ClusterPlan, slowness: Mapping[str, float]) -> float:
+        """Tokens/s that the planner forecasts for a plan."""
+        assert self._chosen is not None, "only the planner forecasts"
+        return self._chosen.rate(plan, slowness)
+
+    def survey(self, name: str) -> None:
+        """Asks a device that was absent; raises `FlowSpecError` where that tells no plan what it needs."""
+        assert self._surveyor is not None, "who may be absent can be asked"
+        assert self._chosen is not None, "who may be absent was planned with"
+        found = self._surveyor.join(self._chosen.survey, name)
+        request = replace(self._chosen.request, sites=found.sites, network=found.network)
+        self._chosen = replace(self._chosen, survey=found, request=request)

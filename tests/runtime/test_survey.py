@@ -21,15 +21,13 @@ from flowspec.plan.profile import find_profile
 from flowspec.plan.sites import SharedCores
 from flowspec.plan.speed import speed_of
 from flowspec.plan.timing import LinkSpec
+from flowspec.runtime import survey as module
 from flowspec.runtime.cluster import Device
-from flowspec.runtime.health.examine import Examined, ExamineTimeouts, Failure, Step
-from flowspec.runtime.pipeline_connections import Progress
-from flowspec.runtime.planning import absent_devices
-from flowspec.runtime.planning import survey as module
-from flowspec.runtime.planning.absent_devices import AbsentDevices
-from flowspec.runtime.planning.survey import HERE, LOOPBACK, Survey, rounds, survey
+from flowspec.runtime.device import links
+from flowspec.runtime.device.links import ASKED, HERE, DeviceReport, Failure, Question, Tell
 from flowspec.runtime.security.keyring import Keyring
-from tests.runtime.health.test_diagnose import FACTS, GIB
+from flowspec.runtime.survey import LOOPBACK, Survey, Surveyor, rounds
+from tests.runtime.test_doctor import FACTS, GIB
 
 PI = speed_of(find_profile("raspberry-pi-4"), "probed")
 LAPTOP = speed_of(find_profile("old-laptop"), "kept")
@@ -42,42 +40,42 @@ class Cluster:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.file = folder / "cluster.toml"
         self.asked: list[Sequence[str]] = []
-        self.waited_s: list[float] = []
         self.measured: list[tuple[str, ...]] = []
         self.links: dict[tuple[str, ...], LinkFacts] = {}
         self.facts: dict[str, Facts | Failure] = {}
         self.keys = Keyring(
             name="head", public=bytes(32), secret=bytes(32), heads={}, devices={}, where="here"
         )
-        for place in (module, absent_devices):
-            monkeypatch.setattr(place, "ask_all", self.ask_all)
-            monkeypatch.setattr(place, "link_facts", lambda device, keys, _: self.measure(keys, device.name))
-            monkeypatch.setattr(place, "is_here", lambda address: address.startswith("127."))
+        monkeypatch.setattr(module, "ask", self.ask)
+        monkeypatch.setattr(module, "measure_link", lambda device, keys, _: self.measure(keys, device.name))
+        monkeypatch.setattr(links, "is_here", lambda address: address.startswith("127."))
         monkeypatch.setattr(
             module,
-            "onward",
-            lambda context, one, other, keys, *, is_brief: self.measure(keys, one.name, other.name),
+            "measure_onward",
+            lambda pairs, keys, *, is_brief: [
+                self.measure(keys, one.name, other.name) for one, other in pairs
+            ],
         )
 
-    def ask_all(
+    def ask(
         self,
         devices: Sequence[Device],
-        speed: Sequence[str],
         keys: Keyring | None,
-        examine_timeouts: ExamineTimeouts,
-        step: Step = lambda done: None,
-        tell: Progress = lambda text, share: None,
-    ) -> list[Examined]:
+        question: Question,
+        *,
+        hello_s: float,
+        tell: Tell,
+    ) -> list[DeviceReport]:
         assert keys is self.keys
         for device in devices:
-            step(device.name)
-        self.waited_s.append(examine_timeouts.hello_s + examine_timeouts.why_s)
-        self.asked.append(speed)
+            tell(device.name, ASKED, 1.0)
+        questions = [(device.name, question(device)) for device in devices]
+        self.asked.append([name for name, asked in questions if asked.speed])
         found = [(device, self.facts[device.name]) for device in devices]
         return [
-            Examined(device=device, failure=said)
+            DeviceReport(device=device, failure=said)
             if isinstance(said, Failure)
-            else Examined(device=device, facts=said)
+            else DeviceReport(device=device, facts=said)
             for device, said in found
         ]
 
@@ -90,7 +88,8 @@ class Cluster:
         self.file.write_text(
             links + "".join(f'[[device]]\naddress = "{device.address}"\n' for device in devices)
         )
-        return survey(devices, self.file, "bfloat16", self.keys, **{"head_drafts": False, **options})
+        self.surveyor = Surveyor(devices=devices, cluster=self.file, precision="bfloat16", keys=self.keys)
+        return self.surveyor.survey(**{"head_drafts": False, **options})
 
     def devices(self, *said: Facts | Failure, network: str = "10.0.0", **fields: Any) -> list[Device]:
         """`d0`, `d1`, ..., each saying this, each on a host of its own."""
@@ -206,16 +205,13 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
     )
     cluster.links["d0",] = LinkFacts(latency_s=0.003, bandwidth_mbps=23.0)
     found = cluster.survey(*devices, needs_all=False)
-    absent_devices = AbsentDevices(
-        devices=tuple(devices), cluster=cluster.file, precision="bfloat16", keys=cluster.keys
-    )
     with pytest.raises(ClusterError, match=r"device d1 at .*: nothing listens"):
-        absent_devices.survey(found, "d1")
+        cluster.surveyor.join(found, "d1")
     cluster.facts["d1"] = structs.replace(FACTS, speed=PI, memory_total_bytes=0, memory_available_bytes=0)
     with pytest.raises(ClusterError, match="device d1 says that it has 0 MiB of memory"):
-        absent_devices.survey(found, "d1")
+        cluster.surveyor.join(found, "d1")
     cluster.facts["d1"], cluster.measured = FACTS, []
-    found = absent_devices.survey(found, "d1")
+    found = cluster.surveyor.join(found, "d1")
     assert cluster.measured == [("d1",)], "between stages nothing is measured"
     assert [site.name for site in found.sites] == ["d0", "d1", "d2", HERE], "in the order of the file"
     assert found.sites[1].profile.name == "raspberry-pi-4", "that of the slowest"
@@ -225,7 +221,7 @@ def test_a_device_that_was_absent_is_known_when_it_has_been_asked(cluster: Clust
         "the worse of both ends'"
     )
     cluster.facts["d3"] = structs.replace(FACTS, speed=LAPTOP)
-    found = absent_devices.survey(found, "d3")
+    found = cluster.surveyor.join(found, "d3")
     assert (found.sources["d3"], found.absent) == ("kept", {})
     assert found.network.between("d1", "d3") == LinkSpec(bandwidth_mbps=1000, delay_s=0.00025)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
 from flowspec.core.protocol.device_messages import Board, Interface
 from flowspec.errors import InputError
-from flowspec.runtime.health.board import FIRMWARE, Heat, Thermometer, read_board, read_heat
-from flowspec.runtime.health.interfaces import interface_of, own_address, read_interface, resolve
+from flowspec.runtime.addresses import ADDRESSES
+from flowspec.runtime.device.board import (
+    FIRMWARE,
+    Heat,
+    Thermometer,
+    interface_of,
+    read_board,
+    read_heat,
+    read_interface,
+)
+from flowspec.runtime.device.links import own_address
 from tests.runtime.clusters import wait_until
 
 PI = b"Raspberry Pi 5 Model B Rev 1.0\0"
@@ -100,15 +108,9 @@ def test_files_that_hold_something_else_leave_facts_unknown(tmp_path: Path, cont
 def test_each_question_brings_a_newer_reading_of_the_hottest_zone(tmp_path: Path) -> None:
     put(tmp_path, zone(0, 41500, {}) | zone(1, 60250, {}))
     thermometer = Thermometer(tmp_path)
-    try:
-        wait_until(lambda: thermometer.last().celsius == 60.25, "the first reading")
-        put(tmp_path, zone(1, 70000, {}))
-        wait_until(lambda: thermometer.last().celsius == 70.0, "a newer reading")
-    finally:
-        thermometer.stop()
-    wait_until(
-        lambda: not any(each is thermometer._thread for each in threading.enumerate()), "the thread has ended"
-    )
+    wait_until(lambda: thermometer.last().temperature_c == 60.25, "the first reading")
+    put(tmp_path, zone(1, 70000, {}))
+    wait_until(lambda: thermometer.last().temperature_c == 70.0, "a newer reading")
 
 
 def test_what_the_kernel_and_the_firmware_do_about_heat_is_told_and_a_fan_is_not(tmp_path: Path) -> None:
@@ -128,11 +130,10 @@ def test_what_the_kernel_and_the_firmware_do_about_heat_is_told_and_a_fan_is_not
     assert read_heat(tmp_path) == Heat(clock_mhz=1500, clock_max_mhz=2400), "the core at work counts"
     put(tmp_path, {f"{cooling}1/cur_state": "2\n"})
     assert read_heat(tmp_path).is_throttled
-    put(tmp_path, {f"{cooling}1/cur_state": "0\n"})
-    assert read_heat(tmp_path, firmware=0x4).is_throttled
-    assert not read_heat(tmp_path, firmware=0x40000).is_throttled, "it was, and is no more"
-    put(tmp_path, {FIRMWARE: "2\n"})
-    assert read_heat(tmp_path, firmware=0).is_throttled, "the kernel knows better"
+    put(tmp_path, {f"{cooling}1/cur_state": "0\n", FIRMWARE: "40000\n"})
+    assert not read_heat(tmp_path).is_throttled, "it was, and is no more"
+    put(tmp_path, {FIRMWARE: "4\n"})
+    assert read_heat(tmp_path).is_throttled
 
 
 def test_an_interface_is_of_its_kind(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_an_interface_is_of_its_kind(tmp_path: Path) -> None:
 
 
 def test_an_address_is_of_this_machine_or_of_none_of_its_interfaces() -> None:
-    assert resolve("localhost") in ("127.0.0.1", "::1")
+    assert ADDRESSES.wait_for("localhost") in ("127.0.0.1", "::1")
     assert own_address("127.0.0.1") == "127.0.0.1"
     for address in ("127.0.0.1", "127.0.0.2"):
         found = interface_of(address)
@@ -169,4 +170,4 @@ def test_an_address_is_of_this_machine_or_of_none_of_its_interfaces() -> None:
         assert found.kind == "loopback"
     assert interface_of("203.0.113.9") is interface_of("no address") is None
     with pytest.raises(InputError, match="cannot find the host"):
-        resolve("no-such-host.invalid")
+        ADDRESSES.wait_for("no-such-host.invalid")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from flowspec.cli.doctor import describe
 from flowspec.core.protocol.device_messages import KernelFacts
 from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.errors import InputError
@@ -16,12 +17,12 @@ from flowspec.model import accelerator
 from flowspec.model.trials import Trial
 from flowspec.plan.profile import find_profile
 from flowspec.plan.speed import speed_of
-from flowspec.runtime.health import gather, this_machine
-from flowspec.runtime.health.diagnose import diagnose
-from flowspec.runtime.health.this_machine import describe, measure, measure_apart, read_system
+from flowspec.runtime.device import report
+from flowspec.runtime.device.report import measure, measure_apart, read_system
+from flowspec.runtime.doctor import diagnose
 from tests.model.fake_gpu import pretend_cuda
-from tests.runtime.health.test_board import put
-from tests.runtime.health.test_diagnose import FACTS, cluster, needs
+from tests.runtime.device.test_board import put
+from tests.runtime.test_doctor import FACTS, cluster, needs
 
 
 def found_wrong(measured: dict[str, Any]) -> list[tuple[str, str, str]]:
@@ -39,7 +40,7 @@ def test_a_machine_without_a_gpu_says_so_in_a_line(monkeypatch: pytest.MonkeyPat
     assert socket.gethostname() not in json.dumps([measured, read_system()]).split('"')
     assert found_wrong(measured) == []
     broken = KernelFacts(dtype="int8", kernel="", faults="there is no compiler")
-    monkeypatch.setattr(this_machine, "kernel_facts", lambda dtype, machine: broken)
+    monkeypatch.setattr(report, "read_kernel", lambda dtype, machine: broken)
     assert describe(measure()).endswith(" CPU: speed unknown")
 
 
@@ -54,10 +55,10 @@ def test_a_gpu_is_measured_and_a_precision_that_is_wrong_there_is_a_problem(
             raise InputError("its product is wrong")
         return Trial(arithmetics=("plain@sm87",))
 
-    monkeypatch.setattr(gather, "_torch_cuda", lambda: "12.6")
-    monkeypatch.setattr(gather, "run_trial", run_trial)
+    monkeypatch.setattr(report, "_torch_cuda", lambda: "12.6")
+    monkeypatch.setattr(report, "run_trial", run_trial)
     speed = speed_of(find_profile("raspberry-pi-5"), "probed")
-    monkeypatch.setattr(this_machine, "own_speed", lambda machine: speed)
+    monkeypatch.setattr(report, "own_speed", lambda machine: speed)
     measured = measure()
     assert measured["facts"]["capability"] == "8.7"
     right = "float32, bfloat16, float16, int8, gguf"
@@ -79,9 +80,9 @@ def test_a_gpu_is_measured_and_a_precision_that_is_wrong_there_is_a_problem(
 def test_a_driver_that_kills_or_stops_the_measuring_is_a_problem(
     code: str, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(this_machine, "python_module", lambda name: ["python", "-c", code])
+    monkeypatch.setattr(report, "python_module", lambda name: ["python", "-c", code])
     if "sleep" in code:
-        monkeypatch.setattr(this_machine, "TRYING_S", 0.3)
+        monkeypatch.setattr(report, "TRYING_S", 0.3)
     measured = measure_apart()
     assert measured == {"system": read_system(), "fault": fault}
     assert found_wrong(measured) == [("problem", "accelerator", f"measuring it failed: {fault}")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowspec.draft.catalogue import published_acceptance
@@ -35,16 +35,8 @@ def model_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
 def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
     """Weights of a model's parts by the headers of its files; nothing is loaded."""
     tensors = files.tensors()
-    layers: Counter[int] = Counter()
-    others: Counter[str] = Counter()
-    table = 0
-    for name, layer in _decoders(files):
-        if layer is None:
-            others[name.removesuffix(".weight").rpartition(".")[2]] += tensors.element_count(name)
-        elif name.endswith(TABLE):
-            table = tensors.element_count(name)
-        else:
-            layers[layer] += tensors.element_count(name)
+    tables = {name for name, layer in _decoders(files) if layer is not None and name.endswith(TABLE)}
+    layers, others = _sums(files, lambda name: 0 if name in tables else tensors.element_count(name))
     if lacking := {*range(shape.layers)} - layers.keys():
         stated = "block_count" if files.gguf else "num_hidden_layers"
         raise InputError(
@@ -59,7 +51,7 @@ def counted_weights(files: ModelFiles, shape: ModelShape) -> ModelWeights:
         embedding=embedding,
         head=embedding if shape.is_tied else others["lm_head"] or embedding,
         norm=others["norm"] or known.norm,
-        table=table,
+        table=max(map(tensors.element_count, tables), default=0),
         is_tied=shape.is_tied,
     )
 
@@ -77,21 +69,22 @@ def _decoders(files: ModelFiles) -> Iterator[tuple[str, int | None]]:
             yield name, int(found[1]) if found else None
 
 
-def _filed(files: ModelFiles, is_tied: bool) -> FiledBytes:
-    layers: Counter[int] = Counter()
-    others: Counter[str] = Counter()
-    sizes = files.filed_sizes()
+def _sums(files: ModelFiles, size_of: Callable[[str], int]) -> tuple[Counter[int], Counter[str]]:
+    """The sizes of a decoder's layers, and of its other parts by name."""
+    layers, others = Counter[int](), Counter[str]()
     for name, layer in _decoders(files):
         if layer is None:
-            others[name.removesuffix(".weight").rpartition(".")[2]] += sizes[name]
+            others[name.removesuffix(".weight").rpartition(".")[2]] += size_of(name)
         else:
-            layers[layer] += sizes[name]
+            layers[layer] += size_of(name)
+    return layers, others
+
+
+def _filed(files: ModelFiles, is_tied: bool) -> FiledBytes:
+    layers, others = _sums(files, files.filed_sizes().__getitem__)
     embedding = others["embed_tokens"]
-    return FiledBytes(
-        layer=max(layers.values(), default=0),
-        embedding=embedding,
-        head=embedding if is_tied else others["lm_head"],
-    )
+    head = embedding if is_tied else others["lm_head"]
+    return FiledBytes(layer=max(layers.values(), default=0), embedding=embedding, head=head)
 
 
 def enough_bytes(request: PlanRequest) -> int:

@@ -17,10 +17,10 @@ from flowspec.model.parts import Linear, Packed, RowsFunction
 from flowspec.model.trials import prepare
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.speed import completed, profile_of, speed_of
-from flowspec.runtime.health import own_speed as module
-from flowspec.runtime.health import probe as probing
-from flowspec.runtime.health.own_speed import kept_profile, own_speed
-from flowspec.runtime.health.probe import Sizes, probe
+from flowspec.runtime.device import probe as probing
+from flowspec.runtime.device import report as module
+from flowspec.runtime.device.probe import Sizes, probe
+from flowspec.runtime.device.report import kept_profile, own_speed
 from flowspec.runtime.machine import Machine
 from tests.model.fake_gpu import FakeGpu
 

@@ -16,7 +16,7 @@ from flowspec.plan.partition import Partition, Times
 from flowspec.plan.planner import Plan
 from flowspec.plan.sites import PlanRequest, Site
 from flowspec.rounding import duration, rounded
-from flowspec.runtime.planning.survey import HERE
+from flowspec.runtime.device.links import HERE
 
 WRONG = 2.0
 """A rate that is so many times the forecast, or as small a part of it, is explained."""

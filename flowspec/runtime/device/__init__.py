@@ -1,0 +1,1 @@
+"""A device: what it says of itself, and how others ask it."""

@@ -1,1 +1,0 @@
-"""The health of a cluster: what a device can tell about itself, how to ask for it, and what is wrong."""
