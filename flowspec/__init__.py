@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         UnexpectedError,
     )
     from flowspec.llm import LLM
-    from flowspec.plan.refusal import ModelDoesNotFitError
+    from flowspec.plan.advice import ModelDoesNotFitError
     from flowspec.runtime.answer import Answer, AnswerStream, AsyncAnswerStream, Piece
     from flowspec.runtime.cluster import Device
     from flowspec.runtime.cluster_text import Cluster
@@ -58,7 +58,7 @@ _MODULES = {
     "Cluster": "runtime.cluster_text",
     "Device": "runtime.cluster",
     "SamplingParams": "runtime.sampling_params",
-    "ModelDoesNotFitError": "plan.refusal",
+    "ModelDoesNotFitError": "plan.advice",
 }
 
 

@@ -24,9 +24,9 @@ from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.draft.registry import NONE
 from flowspec.errors import InputError, counted, meant
 from flowspec.model.files import BUNDLED
+from flowspec.plan.placement import weighted_split
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.shape import ModelShape, find_shape
-from flowspec.plan.split import weighted_split
 from flowspec.plan.tables import (
     Count,
     NotNegative,

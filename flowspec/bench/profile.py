@@ -40,8 +40,8 @@ from flowspec.model.step_by_step import REQUEST, chain_of
 from flowspec.model.tensors import Panels, Tensors
 from flowspec.model.trials import run_trial
 from flowspec.model.weights import Span, weights_of
-from flowspec.plan.cost import OPERATIONS, layers_curve, read_bytes
-from flowspec.plan.memory import mib
+from flowspec.plan.cost import OPERATIONS, layers_curve
+from flowspec.plan.memory import mib, read_bytes
 from flowspec.plan.profile import DeviceProfile, KernelRates
 from flowspec.plan.shape import ModelShape
 

@@ -31,7 +31,7 @@ from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
 from flowspec.version import __version__
 
 COMMANDS = tuple(examples.OF_COMMAND)
-"""Each is a module beside this one: `add_arguments` declares its flags, `run` does its work."""
+"""Each is a module here: `add_arguments` declares its flags, `run` does its work."""
 HELP = "help"
 FLAGS_ELSEWHERE = {
     "-n": "--max-new-tokens",
@@ -41,13 +41,12 @@ FLAGS_ELSEWHERE = {
     "--max-model-len": "--context",
     "--temp": "--temperature",
 }
-"""What other programs call a flag, where the names are not alike."""
+"""Other programs' names of a flag, where they are not alike."""
 
 
 def build_parser(picked: Collection[str] | None = None) -> Parser:
-    """The parser of `flowspec`: with the flags of the commands that are picked, and the names of the others.
-
-    Where none is picked it tells what each does."""
+    """The parser of `flowspec`: with the flags of the commands that are picked and the names of the others,
+    where none is picked with what each does."""
     parser = Parser(
         prog="flowspec",
         description="Run one language model across several small devices, exactly as in one piece.",
@@ -59,25 +58,19 @@ def build_parser(picked: Collection[str] | None = None) -> Parser:
     helps = subparsers.add_parser(HELP, help="Tell how a command is used.")
     helps.add_argument("topic", metavar="COMMAND", nargs="?", choices=COMMANDS)
     for name in COMMANDS:
-        if picked and name not in picked:
-            subparsers.add_parser(name, help=None)  # what it does takes reading its file
-            continue
-        told = _summary(name)
-        if not picked:
-            subparsers.add_parser(name, help=told)
-            continue
-        command = subparsers.add_parser(name, help=told, description=told, examples=examples.OF_COMMAND[name])
-        text = "show all flags, also those that few need"
-        command.add_argument(HELP_ALL, action=HelpAll, nargs=0, help=text)
-        _module(name).add_arguments(command)
-        group = command.add_argument_group("logging")
-        group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
-        group.add_argument("--log-file", metavar="FILE", help=Rare("write the log to FILE instead"))
-        group.add_argument(
-            "--check",
-            action="store_true",
-            help=Rare("check FlowSpec's own state after every event (slower); end if it is wrong"),
-        )
+        is_picked = name in (picked or ())
+        text = _summary(name) if is_picked or not picked else ""  # reads its file
+        lines = examples.OF_COMMAND[name]
+        command = subparsers.add_parser(name, help=text or None, description=text, examples=lines)
+        if is_picked:
+            text = "show all flags, also those that few need"
+            command.add_argument(HELP_ALL, action=HelpAll, nargs=0, help=text)
+            _module(name).add_arguments(command)
+            group = command.add_argument_group("logging")
+            group.add_argument("-v", "--verbose", action="store_true", help="tell more on standard error")
+            group.add_argument("--log-file", metavar="FILE", help=Rare("write the log to FILE instead"))
+            text = Rare("check FlowSpec's own state after every event (slower); end if it is wrong")
+            group.add_argument("--check", action="store_true", help=text)
     parser.commands = dict(subparsers.choices)
     return parser
 
@@ -115,8 +108,7 @@ def _suggest(flag: str, asked: Parser) -> str:
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags of a command; one that it does not have is told of by that command, with the one that may be
-    meant."""
+    """The flags of a command; it refuses one that it does not have, with the one that may be meant."""
     if not argv or argv[0] == HELP:
         argv = [*argv[1:], "--help"]
     parser = build_parser(_find_command(argv))
@@ -143,9 +135,8 @@ def start_logging(args: argparse.Namespace) -> None:
         try:
             handler: logging.Handler = logging.FileHandler(args.log_file, errors="backslashreplace")
         except OSError as error:
-            raise InputError(
-                f"--log-file: expected a file that can be written, got {args.log_file} ({error.strerror})"
-            ) from None
+            expected = f"a file that can be written, got {args.log_file} ({error.strerror})"
+            raise InputError(f"--log-file: expected {expected}") from None
     else:
         handler = LogHandler()
     handler.setFormatter(logging.Formatter(LOG_FORM, None if args.log_file else LOG_TIME))

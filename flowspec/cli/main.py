@@ -14,41 +14,37 @@ import resource
 import signal
 import sys
 from types import FrameType
-from typing import TextIO
 
 from flowspec.interruption import INTERRUPTED
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""What writing fails with where a disk, a quota, a file or a device takes no more."""
+"""Errors of writing where a disk, a quota, a file or a device takes no more."""
 NO_FILE = (errno.EMFILE, errno.ENFILE)
-"""What opening fails with where a process, or the machine, has as many files open as it may."""
-FILES_MIN = 256
-"""A head with five local daemons has 70 files open while it loads; connections of clients come on top."""
-FILES_MAX = 4096
-"""How many files it asks for, where the limit may be raised."""
+"""Errors of opening where a process, or the machine, has as many files open as it may."""
+FILES_MIN, FILES_MAX = 256, 4096
+"""Open files that are needed (a head with five local daemons has 70 while it loads, and clients' connections
+come on top), and that are asked for."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command (that of the command line by default, with which the process is to end); returns its
     exit status."""
     if argv is not None:
-        return _run(argv)
-    ending: list[int] = []
-    atexit.register(_end, ending)  # before all others, so it is called behind them
-    ending.append(_run(None))
-    return ending[0]
+        return _run(argv, ends=False)
+    statuses: list[int] = []
+    atexit.register(_end, statuses)  # before all others, so it is called behind them
+    statuses.append(_run(sys.argv[1:], ends=True))
+    return statuses[0]
 
 
-def _run(argv: list[str] | None) -> int:
-    is_heard = (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    )  # else whoever started us has it ignored
+def _run(words: list[str], *, ends: bool) -> int:
+    # Whoever started us may have Ctrl-C ignored.
+    is_heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if is_heard:
         signal.signal(signal.SIGINT, _quit)
     if refusal := _raise_files_limit():
         print(f"flowspec: {refusal}", file=sys.stderr)
         return 1
-    words = sys.argv[1:] if argv is None else argv
     from flowspec.cli import commands
 
     commands.load(words)  # imports for a second and more
@@ -65,24 +61,26 @@ def _run(argv: list[str] | None) -> int:
     except OSError as error:
         if error.errno in NO_FILE:
             print(f"flowspec: {error.strerror}; let it open more of them: ulimit -n 1024", file=sys.stderr)
-            return 1
-        return _unwritten(error)
+        elif error.errno in NO_ROOM or isinstance(error, BrokenPipeError):
+            _end_output(error)
+        else:
+            raise
+        return 1
     except KeyboardInterrupt:  # where the command does not hear it: before its own work or behind it
         return INTERRUPTED
     finally:
-        if is_heard and argv is None:
+        if is_heard and ends:
             signal.signal(signal.SIGINT, _quit)  # nothing is left but Python's own end
 
 
 def _raise_files_limit() -> str:
     """Lets this process and its children open enough files; returns why it cannot."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = FILES_MAX if hard == resource.RLIM_INFINITY else min(FILES_MAX, hard)
-    if soft == resource.RLIM_INFINITY or soft >= most:
-        most = soft
-    else:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most == resource.RLIM_INFINITY or most >= FILES_MIN:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    most = max(soft, min(FILES_MAX, hard))
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, limits[1]))
+    if most >= FILES_MIN:
         return ""
     return (
         f"it needs {FILES_MIN} open files and may have {most} (ulimit -Hn); raise the limit where it was set:"
@@ -90,11 +88,10 @@ def _raise_files_limit() -> str:
     )
 
 
-def _end(ending: list[int]) -> None:
-    """Ends the process where its command returned a status. Python would first look at each
-    object of the libraries and free it, which takes seconds on a board; the system frees all of them at
-    once."""
-    for status in ending:
+def _end(statuses: list[int]) -> None:
+    """Ends the process where its command returned a status. Python would first look at each object of the
+    libraries and free it, which takes seconds on a board; the system frees all of them at once."""
+    for status in statuses:
         for stream in (sys.stdout, sys.stderr):  # what was called at the end may have said something
             with contextlib.suppress(OSError, ValueError):  # nobody reads it, or it is closed
                 stream.flush()
@@ -108,26 +105,18 @@ def _quit(number: int, frame: FrameType | None) -> None:
     os._exit(INTERRUPTED)
 
 
-def _unwritten(error: OSError) -> int:
-    """Ends a command whose output, or what it says beside it, cannot be written; raises any other error."""
-    if error.errno not in NO_ROOM and not isinstance(error, BrokenPipeError):
-        raise error
+def _end_output(error: OSError) -> None:
+    """Ends a command whose output, or what it says beside it, cannot be written."""
     with contextlib.suppress(OSError):
         if error.errno in NO_ROOM:  # else its reader has enough
             print(f"flowspec: the output cannot be written: {error.strerror}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except OSError:
-            _silence(stream)
-    return 1
-
-
-def _silence(stream: TextIO) -> None:
-    """Has what is left of a stream go nowhere: Python tries again when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+        except OSError:  # the rest goes nowhere: Python tries again when it ends
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
 
 
 if __name__ == "__main__":

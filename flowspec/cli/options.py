@@ -26,35 +26,59 @@ FILTERS = tuple(name for name in SAMPLING_FIELDS if name not in ("temperature", 
 LOCAL = 4
 """Processes of this machine, where nobody says where a model is to run."""
 UNTIL_ITS_END = "until the model ends it, or the context is full"
-"""How long an answer is of which nobody says it."""
-
-
+"""The length of an answer where nobody says it."""
+DEFAULTS = {
+    "temperature": " (default: the model's recommendation, else 0)",
+    "seed": " (default: drawn and printed)",
+}
 Number = TypeVar("Number", int, float)
+
+
+# ------------------------------------------------------------------------------------------- types of flags
 
 
 def numbers(kind: Callable[[str], Number], example: str, text: str) -> tuple[Number, ...]:
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"expected numbers with commas, such as {example}, got {text!r}"
-        ) from None
+        expected = f"numbers with commas, such as {example}"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
 
 
 number_list, reals = partial(numbers, int, "3,1,2,2"), partial(numbers, float, "0,0.7,1")
-"""Numbers with commas, for argparse."""
 
 
 def positive(text: str) -> int:
-    """A whole number from 1, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
     return int(text)
 
 
 def positives(text: str) -> tuple[int, ...]:
-    """`8,16,32`, for argparse."""
+    """`8,16,32`."""
     return tuple(positive(part) for part in text.split(","))
+
+
+def drafter_names(text: str) -> tuple[str, ...]:
+    """`draft,draft-math` as names; a folder may have commas in its name."""
+    names = (text,) if os.path.isdir(text) else tuple(text.split(","))
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"expected names with commas, got {text!r}")
+    return names
+
+
+def sampling_number(name: str, text: str) -> int | float:
+    """The value of a field of `Sampling`."""
+    kind = SAMPLING_FIELDS[name]
+    try:
+        value: int | float = kind(text)
+        if name == "seed":
+            usable_seed(int(value))
+        return value
+    except ValueError:
+        bounds = f" from {SEEDS[0]} to {SEEDS[-1]}" if name == "seed" else ""
+        expected = f"a {'whole ' if kind is int else ''}number{bounds}"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.80}") from None
 
 
 def check_new_toml(flag: str, path: Path, *, force: bool) -> None:
@@ -69,63 +93,65 @@ def write_file(flag: str, path: Path, text: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        raise InputError(
-            f"{flag}: expected a file that can be written, got {path} ({error.strerror})"
-        ) from None
+        expected = "a file that can be written"
+        raise InputError(f"{flag}: expected {expected}, got {path} ({error.strerror})") from None
+
+
+# -------------------------------------------------------------------------------------- model and cluster
+
+
+def add_model_argument(group: argparse._ActionsContainer) -> None:
+    text = "model folder, GGUF file or hub id (default: the bundled model)"
+    group.add_argument("--model", "-m", default=BUNDLED, metavar="PATH-OR-HUB-ID", help=text)
+
+
+def add_cache_argument(group: argparse._ActionsContainer) -> None:
+    text = (
+        "keys and values: q8_0 takes half the memory of the usual 16 bits (default: float16, with --dtype "
+        "float32 that)"
+    )
+    group.add_argument("--cache", choices=CACHES, default=CACHE_AUTO, help=text)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, local_list: bool = False) -> None:
     group = parser.add_argument_group("model and cluster")
-    group.add_argument(
-        "--model",
-        "-m",
-        default=BUNDLED,
-        metavar="PATH-OR-HUB-ID",
-        help="model folder, GGUF file or hub id (default: the bundled model)",
-    )
-    group.add_argument(
-        "--dtype",
-        choices=ACTIVATIONS,
-        help="precision; int8 and int4 pack the weights, gguf keeps those of a GGUF file (default: the "
-        "checkpoint's)",
-    )
+    add_model_argument(group)
+    text = "precision; int8 and int4 pack the weights, gguf keeps those of a GGUF file"
+    group.add_argument("--dtype", choices=ACTIVATIONS, help=f"{text} (default: the checkpoint's)")
     add_cache_argument(group)
     where = group.add_mutually_exclusive_group()
-    where.add_argument(
-        "--cluster", type=Path, metavar="FILE.toml", help="run on the devices of this cluster file"
-    )
-    kind, default, metavar, each = (
-        (number_list, (LOCAL,), "N[,N...]", ", for each N") if local_list else (positive, None, "N", "")
-    )
-    text = f"run on N local processes{each} (default: {LOCAL})"
-    where.add_argument("--local", type=kind, default=default, metavar=metavar, help=text)
-    group.add_argument(
-        "--layers",
-        type=number_list,
-        metavar="3,1,2,2",
-        help="layers for each device, in order (default: chosen)",
-    )
-    group.add_argument(
-        "--all-devices",
-        action="store_true",
-        help="leave out no device of the cluster file, also where answers are faster without it",
-    )
-    group.add_argument(
-        "--context",
-        type=positive,
-        metavar="TOKENS",
-        help="prompt and answer together; memory is reserved for it (default: 4096 or the model's limit)",
+    text = "run on the devices of this cluster file"
+    where.add_argument("--cluster", type=Path, metavar="FILE.toml", help=text)
+    if local_list:
+        text = f"run on N local processes, for each N (default: {LOCAL})"
+        where.add_argument("--local", type=number_list, default=(LOCAL,), metavar="N[,N...]", help=text)
+    else:
+        text = f"run on N local processes (default: {LOCAL})"
+        where.add_argument("--local", type=positive, metavar="N", help=text)
+    text = "layers for each device, in order (default: chosen)"
+    group.add_argument("--layers", type=number_list, metavar="3,1,2,2", help=text)
+    text = "leave out no device of the cluster file, also where answers are faster without it"
+    group.add_argument("--all-devices", action="store_true", help=text)
+    text = "prompt and answer together; memory is reserved for it (default: 4096 or the model's limit)"
+    group.add_argument("--context", type=positive, metavar="TOKENS", help=text)
+
+
+def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
+    return ClusterOptions(
+        model=args.model or BUNDLED,
+        dtype=args.dtype,
+        cache=args.cache,
+        cluster=args.cluster,
+        local=local,
+        layers=args.layers,
+        all_devices=args.all_devices,
+        context=args.context,
+        log_level="INFO" if args.verbose else "WARNING",
+        log_file=args.log_file,
     )
 
 
-def add_cache_argument(group: argparse._ActionsContainer) -> None:
-    group.add_argument(
-        "--cache",
-        choices=CACHES,
-        default=CACHE_AUTO,
-        help="keys and values: q8_0 takes half the memory of the usual 16 bits (default: float16, with "
-        "--dtype float32 that)",
-    )
+# ----------------------------------------------------------------------------------------------- decoding
 
 
 def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -133,77 +159,35 @@ def add_decoding_arguments(parser: argparse.ArgumentParser, *, several: bool = F
     are repeated are alternatives."""
     group = parser.add_argument_group("decoding (changes the speed, never the answer)")
     action, repeated = ("append", "; may be repeated") if several else ("store", "")
+    methods = (*METHODS, "all") if several else METHODS
     default = f"default: {method_for((), None)}; {method_for((), AUTO)} with --chain"
-    group.add_argument(
-        "--method",
-        action=action,
-        choices=(*METHODS, "all") if several else METHODS,
-        metavar="NAME",
-        help=f"decoding method: {', '.join(METHODS)}{', or all' if several else ''}{repeated} ({default})",
+    text = f"decoding method: {', '.join(METHODS)}{', or all' * several}{repeated} ({default})"
+    group.add_argument("--method", action=action, choices=methods, metavar="NAME", help=text)
+    together = "several with commas" if several else "may be repeated, for several that draft together"
+    text = (
+        f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small model, "
+        f"EAGLE head, block drafter or Gemma 4 assistant, {', '.join(WORDS[:-1])}, or {WORDS[-1]}; {together}"
+        f"{repeated} (default: those of the cluster file, else bundled for the bundled model or the best "
+        f"published one that is here, with {FALLBACK} beside it)"
     )
-    group.add_argument(
-        "--drafter",
-        action="append",
-        type=drafter_names,
-        metavar="NAME[,NAME...]",
-        help=(
-            f"what guesses ahead: bundled, {', '.join(bundled_models())}, a folder or hub id of a small "
-            "model, EAGLE head, block drafter or Gemma 4 assistant, "
-            f"{', '.join(WORDS[:-1])}, or {WORDS[-1]}; "
-            + ("several with commas" if several else "may be repeated, for several that draft together")
-            + f"{repeated} (default: those of the cluster file, else bundled for the bundled model or the "
-            f"best published one that is here, with {FALLBACK} beside it)"
-        ),
-    )
-    group.add_argument(
-        "--chain",
-        action=action,
-        metavar="auto|NAME,NAME...",
-        help=Rare(
-            "verify in steps, through these models, lowest first, before the target; auto: chosen as it goes"
-            + repeated
-        ),
-    )
-    group.add_argument(
-        "--no-enable-prefix-caching",
-        action="store_false",
-        dest="enable_prefix_caching",
-        help=Rare("read prompts anew where they begin as another conversation does, not as they go on"),
-    )
-    if several:
-        parser.set_defaults(keep_learnt=False)
-    else:
-        group.add_argument(
-            "--no-keep-learnt",
-            action="store_false",
-            dest="keep_learnt",
-            help=Rare(
-                "neither begin with what earlier runs with the same models and devices learnt of the "
-                "drafters, nor keep what is learnt"
-            ),
+    names = "NAME[,NAME...]"
+    group.add_argument("--drafter", action="append", type=drafter_names, metavar=names, help=text)
+    text = "verify in steps, through these models, lowest first, before the target; auto: chosen as it goes"
+    group.add_argument("--chain", action=action, metavar="auto|NAME,NAME...", help=Rare(text + repeated))
+    text = "read prompts anew where they begin as another conversation does, not as they go on"
+    group.add_argument("--no-enable-prefix-caching", action="store_true", help=Rare(text))
+    parser.set_defaults(no_keep_learnt=several)
+    if not several:
+        text = (
+            "neither begin with what earlier runs with the same models and devices learnt of the drafters, "
+            "nor keep what is learnt"
         )
-    group.add_argument(
-        "--tree-nodes",
-        type=positive,
-        metavar="N",
-        help=Rare("largest tree or segment (default: the method's)"),
-    )
-    group.add_argument(
-        "--tree-depth",
-        type=positive,
-        metavar="N",
-        help=Rare(
-            f"depth of the trees of {', '.join(name for name in METHODS if 'depth' in options_of(name))}"
-        ),
-    )
-
-
-def drafter_names(text: str) -> tuple[str, ...]:
-    """`draft,draft-math` as names, for argparse; a folder may have commas in its name."""
-    names = (text,) if os.path.isdir(text) else tuple(text.split(","))
-    if not all(names):
-        raise argparse.ArgumentTypeError(f"expected names with commas, got {text!r}")
-    return names
+        group.add_argument("--no-keep-learnt", action="store_true", help=Rare(text))
+    text = Rare("largest tree or segment (default: the method's)")
+    group.add_argument("--tree-nodes", type=positive, metavar="N", help=text)
+    deep = ", ".join(name for name in METHODS if "depth" in options_of(name))
+    text = Rare(f"depth of the trees of {deep}")
+    group.add_argument("--tree-depth", type=positive, metavar="N", help=text)
 
 
 def joined(sets: Sequence[tuple[str, ...]] | None) -> tuple[str, ...]:
@@ -223,88 +207,45 @@ def decoding_options(
         chain,
         nodes=args.tree_nodes,
         depth=args.tree_depth,
-        prefix_caching=args.enable_prefix_caching,
-        keep_learnt=args.keep_learnt,
+        prefix_caching=not args.no_enable_prefix_caching,
+        keep_learnt=not args.no_keep_learnt,
     )
+
+
+# ----------------------------------------------------------------------------------------------- sampling
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("sampling")
-    left_out = {
-        "temperature": " (default: the model's recommendation, else 0)",
-        "seed": " (default: drawn and printed)",
-    }
     for name in SAMPLING_FIELDS:
-        add_sampling_argument(group, name, left_out=left_out.get(name, ""))
-    group.add_argument(
-        "--max-new-tokens", type=positive, metavar="N", help=f"longest answer (default: {UNTIL_ITS_END})"
-    )
-    group.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="end the answer before this text; may be repeated",
-    )
-    group.add_argument(
-        "--stop-token-ids",
-        type=number_list,
-        default=(),
-        metavar="2,7",
-        help=Rare("end the answer at these tokens, too"),
-    )
-    group.add_argument(
-        "--ignore-eos", action="store_true", help=Rare("do not end at the model's own stop tokens")
-    )
+        add_sampling_argument(group, name, DEFAULTS.get(name, ""))
+    text = f"longest answer (default: {UNTIL_ITS_END})"
+    group.add_argument("--max-new-tokens", type=positive, metavar="N", help=text)
+    text = "end the answer before this text; may be repeated"
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help=text)
+    text = Rare("end the answer at these tokens, too")
+    group.add_argument("--stop-token-ids", type=number_list, default=(), metavar="2,7", help=text)
+    text = Rare("do not end at the model's own stop tokens")
+    group.add_argument("--ignore-eos", action="store_true", help=text)
 
 
 def add_sampling_argument(
-    group: argparse._ArgumentGroup, name: str, *, left_out: str = "", default: float | None = None
+    group: argparse._ArgumentGroup, name: str, ending: str = "", *, default: float | None = None
 ) -> None:
-    """The flag of a field of `Sampling`; `left_out` says what holds without it."""
+    """The flag of a field of `Sampling`, with the `ending` of its help."""
     (words,) = (field.metadata for field in fields(SamplingParams) if field.name == name)
-    told = words["help"] + left_out
+    text = words["help"] + ending
     group.add_argument(
         f"--{name.replace('_', '-')}",
         type=partial(sampling_number, name),
         default=default,
         metavar=words["metavar"],
-        help=Rare(told) if name in FILTERS else told,
-    )
-
-
-def sampling_number(name: str, text: str) -> int | float:
-    """The value of a field of `Sampling`, for argparse."""
-    kind = SAMPLING_FIELDS[name]
-    try:
-        value: int | float = kind(text)
-        if name == "seed":
-            usable_seed(int(value))
-        return value
-    except ValueError:
-        bounds = f" from {SEEDS[0]} to {SEEDS[-1]}" if name == "seed" else ""
-        expected = f"a {'whole ' if kind is int else ''}number{bounds}"
-        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.80}") from None
-
-
-def cluster_options(args: argparse.Namespace, local: int) -> ClusterOptions:
-    return ClusterOptions(
-        model=args.model or BUNDLED,
-        dtype=args.dtype,
-        cache=args.cache,
-        cluster=args.cluster,
-        local=local,
-        layers=args.layers,
-        all_devices=args.all_devices,
-        context=args.context,
-        log_level="INFO" if args.verbose else "WARNING",
-        log_file=args.log_file,
+        help=Rare(text) if name in FILTERS else text,
     )
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
-    """What the flags say; raises `InputError` for what cannot be. What the model recommends comes in
-    later."""
+    """What the flags say, without the model's recommendations; raises `InputError` for what cannot be."""
     if any(not stop for stop in args.stop):
         raise InputError("--stop: expected a text, got an empty one")
     try:

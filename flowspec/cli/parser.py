@@ -1,5 +1,5 @@
 """Reads command lines: help begins with examples, rare flags stand in that of `--help-all` only, and what is
-wrong is told in one line, with what may be meant."""
+wrong is said in one line, with what may be meant."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Parser(argparse.ArgumentParser):
         for action in rare:
             action.help = argparse.SUPPRESS
         text = self.whole_help()
-        for action, told in rare.items():
-            action.help = told
+        for action, hidden in rare.items():
+            action.help = hidden
         more = f"\n{len(rare)} more flags, which few need: {self.prog} {HELP_ALL}\n"
         return text + more if rare else text
 
@@ -67,8 +67,8 @@ class Parser(argparse.ArgumentParser):
         words = [f"[{each.metavar}]" if each.nargs == "?" else str(each.metavar) for each in given]
         self.usage = " ".join((self.prog, "[FLAGS]", *words))
         examples = ["examples:"] if self.examples else []
-        for line, told in self.examples:
-            examples += [f"  {line}", *(f"      {each}" for each in _filled(told, width - 6))]
+        for line, about in self.examples:
+            examples += [f"  {line}", *(f"      {each}" for each in _filled(about, width - 6))]
         parts = (_filled(self.about, width), examples, [super().format_help()])
         return "\n\n".join("\n".join(part) for part in parts if part)
 

@@ -13,12 +13,10 @@ from dataclasses import replace
 
 from flowspec.core.protocol.precision import (
     CACHE_AUTO,
-    FILED,
     PRECISION_BYTES,
-    PRECISIONS,
     cached_as,
 )
-from flowspec.plan.memory import keys_bytes
+from flowspec.plan.memory import keys_bytes, read_bytes
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import USUAL_FILED_BYTES, ModelShape
 from flowspec.plan.timing import Curve
@@ -42,12 +40,6 @@ def weights_curve(
         row_s=(1 - rates.serial) * row_s,
         extra_row_s=rates.serial * row_s,
     )
-
-
-def read_bytes(precision: str, filed_bytes: float = USUAL_FILED_BYTES) -> float:
-    """Of a weight, with its part of a group's scale."""
-    own = PRECISIONS[precision]
-    return filed_bytes if precision == FILED else own.weight_bytes + own.group_bytes
 
 
 def layers_curve(

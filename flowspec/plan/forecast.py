@@ -1,9 +1,9 @@
-"""Tokens per second of `continuous` and of plain decoding, foretold from what a slot and a trip of a pipeline
-take.
+"""Tokens per second of `continuous` and of plain decoding, predicted from what a slot and a trip of a
+pipeline take.
 
 The formula is that of `docs/methods.md`, and a drafter: a token takes `m (L(n) - tau(n) + k d) + tau(n) / S`,
 where n nodes go into a slot that takes tau(n), S tokens come of it, and m = 1 - rho is the share of tokens
-that were not in flight when they were known. Such a token is told to the drafter at once, and what follows
+that were not in flight when they were known. The drafter gets such a token at once, and what follows
 from it waits for k passes of d seconds: for some as many as a slot has levels, since a correction has
 patience (`core.methods.patience`) where a slot of its own would be longer. What n, S and m are is the
 method's doing. It is taken to choose n, and by how many levels y a slot takes the tree further, as well as it
@@ -15,7 +15,7 @@ further slot in flight):
 
 The form is that of the trees of `bench.drafters` (computed apart, by beam search); the constants were
 fitted to answers of the simulator. What the formula then lacks is taken from `simulated_cases.csv`: the
-logarithm of simulated by foretold rates of some hundred pipelines, from which it is interpolated (kriging:
+logarithm of simulated by predicted rates of some hundred pipelines, from which it is interpolated (kriging:
 Gaussian process regression, Rasmussen and Williams 2006, eq. 2.25). `docs/design/planning.md` tells how far
 off the forecast is.
 """
@@ -51,41 +51,20 @@ REACH, NOISE = 1.5, 0.3
 and the features do not say, as a share of what they say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Constants:
-    """Fitted to simulations (`lab.perf.planner_fit`); `_missed` and `seconds_per_token` say what each is
-    for."""
-
-    sharpness: float = 1.0435
-    acceptance_power: float = 0.3863
-    width_power: float = 0.5625
-    width_factor: float = 1.0061
-    depth_power: float = 0.4898
-    flight_depth: float = 0.1427
-    slot_depth: float = 0.6658
-    least: float = 0.0237
-    pass_levels: float = 0.8851
-    missed_pass: float = 0.4801
-    busy_s: float = 0.0015
-
-
-FITTED = Constants()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Guessing:
-    """A drafter: the share of its best guesses that are right, and the seconds of a pass over a few nodes.
-
-    Arrays are of many drafters, and broadcast against `[..., levels]`.
-    """
-
-    acceptance: float | F64
-    pass_s: float | F64
+# Fitted to simulations.
+SHARPNESS, ACCEPTANCE_POWER, LEAST_MISSED = 1.0435, 0.3863, 0.0237
+WIDTH_POWER, WIDTH_FACTOR, DEPTH_POWER = 0.5625, 1.0061, 0.4898
+FLIGHT_DEPTH, SLOT_DEPTH = 0.1427, 0.6658
+"""Levels that a tree is ahead, for each level of a slot in flight and of a slot itself."""
+PASS_LEVELS, MISSED_PASS = 0.8851, 0.4801
+"""Passes of the drafter for a level, and of those that a correction waits for."""
+BUSY_S = 0.0015
+"""Of the head, for each slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What is foretold for some users together: `nodes` in a slot, and what explains the rate."""
+    """What is predicted for some users together: `nodes` in a slot, and what explains the rate."""
 
     tokens_per_s: float
     nodes: int
@@ -98,10 +77,10 @@ class Forecast:
 def _missed(acceptance: float | F64, width: F64, depth: F64) -> F64:
     """The chance that a token is none of `width` nodes at its level, `depth` levels below the last that is
     known."""
-    sharp = FITTED.sharpness * acceptance**FITTED.acceptance_power
-    bits = np.log(np.maximum(FITTED.width_factor * width, 1)) ** FITTED.width_power
+    sharp = SHARPNESS * acceptance**ACCEPTANCE_POWER
+    bits = np.log(np.maximum(WIDTH_FACTOR * width, 1)) ** WIDTH_POWER
     return np.asarray(
-        (1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-FITTED.depth_power), FITTED.least)
+        (1 - acceptance) * np.maximum(np.exp(-sharp * bits * depth**-DEPTH_POWER), LEAST_MISSED)
     )
 
 
@@ -109,26 +88,28 @@ def seconds_per_token(
     slot_s: F64,
     trip_s: F64,
     nodes: F64,
-    guessing: Guessing,
+    acceptance: float | F64,
+    pass_s: float | F64,
     share: float | F64 = 1.0,
 ) -> tuple[F64, F64, F64]:
     """One user's seconds per token, with the levels and the misses they come of; all of the shape of the
-    arguments, which broadcast.
+    arguments, which broadcast, those of the drafter against `[..., levels]`.
 
     A slot of `nodes` of this user takes `slot_s`, a trip `trip_s`; the user has one in every `share` slots. A
-    level costs the drafter about a pass. After a miss the tree begins anew: the correction, or what follows
-    it, waits for a part of the passes that a slot's levels take. The head is busy with each slot, too.
+    level costs the drafter about a pass of `pass_s`. After a miss the tree begins anew: the correction, or
+    what follows it, waits for a part of the passes that a slot's levels take. The head is busy with each
+    slot, too.
     """
     slot_s, trip_s, nodes, share = (
         np.asarray(each, dtype=np.float64)[..., None] for each in (slot_s, trip_s, nodes, share)
     )
-    every_s = np.maximum(slot_s * share, FITTED.pass_levels * LEVELS * guessing.pass_s) + FITTED.busy_s
-    trip_s = trip_s + FITTED.busy_s
+    every_s = np.maximum(slot_s * share, PASS_LEVELS * LEVELS * pass_s) + BUSY_S
+    trip_s = trip_s + BUSY_S
     flight, slot = np.maximum(trip_s / every_s - 1, 0), np.maximum(LEVELS - 1, 0)
-    ahead = FITTED.flight_depth * LEVELS * flight + FITTED.slot_depth * slot
-    missed = _missed(guessing.acceptance, nodes / LEVELS, 1 + ahead)
+    ahead = FLIGHT_DEPTH * LEVELS * flight + SLOT_DEPTH * slot
+    missed = _missed(acceptance, nodes / LEVELS, 1 + ahead)
     tokens = (1 - (1 - missed) ** LEVELS) / missed
-    drafting_s = FITTED.missed_pass * guessing.pass_s * np.maximum(LEVELS, 1)
+    drafting_s = MISSED_PASS * pass_s * np.maximum(LEVELS, 1)
     waiting_s = np.maximum(trip_s - every_s, 0) + drafting_s
     time_s = np.where(nodes < LEVELS, np.inf, missed * waiting_s + every_s / tokens)
     at: Any = time_s.argmin(axis=-1)[..., None]
@@ -137,29 +118,23 @@ def seconds_per_token(
 
 
 def guessing_rates(
-    slot_s: F64, trip_s: F64, nodes: F64, guessing: Guessing, users: int
+    slot_s: F64, trip_s: F64, nodes: F64, acceptance: float | F64, pass_s: float | F64, users: int
 ) -> tuple[F64, F64, F64]:
     """Tokens per second of all users together, levels and misses; a slot's nodes are of one user or shared by
     several."""
-    found: tuple[F64, F64, F64] | None = None
-    # A pass takes nodes of several users, but a level of each wants about half of its batch.
-    guessing = Guessing(acceptance=guessing.acceptance, pass_s=guessing.pass_s * max(1, users / 2))
+    pass_s = pass_s * max(1, users / 2)  # takes several users' nodes, but a level of each wants half a batch
+    found = np.full((3, len(nodes)), -1.0)
     # With several users each has some nodes in every so many slots: all of a slot's now and then, or a few in
     # each.
-    for own in sorted({1.0, 2.0, 4.0, 8.0, 16.0, 32.0}) if users > 1 else (None,):
-        mine = nodes if own is None else np.minimum(nodes, own)
+    for own in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0) if users > 1 else (np.inf,):
+        mine = np.minimum(nodes, own)
         share = mine * users / nodes
-        time_s, levels, missed = seconds_per_token(slot_s, trip_s, mine, guessing, np.maximum(share, 1))
+        time_s, levels, missed = seconds_per_token(
+            slot_s, trip_s, mine, acceptance, pass_s, np.maximum(share, 1)
+        )
         rate = np.where(share < 1, 0, users / time_s)
-        if found is None:
-            found = (rate, levels, missed)
-        else:
-            better = rate > found[0]
-            found = tuple(
-                np.where(better, new, old) for new, old in zip((rate, levels, missed), found, strict=True)
-            )  # type: ignore[assignment]
-    assert found is not None
-    return found
+        found = np.where(rate > found[0], (rate, levels, missed), found)
+    return found[0], found[1], found[2]
 
 
 def plain_rates(slot_s: F64, trip_s: F64, nodes: F64, users: int) -> F64:
@@ -220,7 +195,7 @@ class Rated:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """What simulated cases say of a pipeline that the formula foretells."""
+    """What simulated cases say of a pipeline that the formula predicts."""
 
     middle: F64
     spread: F64

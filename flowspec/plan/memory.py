@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import STATE_BYTES, STATES_HELD, Heads, SlidingWindow, window_for
@@ -16,7 +17,7 @@ from flowspec.core.protocol.precision import (
     cached_bytes,
 )
 from flowspec.core.stage.slots import WORK_BYTES
-from flowspec.plan.shape import LayersHeld, ModelShape
+from flowspec.plan.shape import USUAL_FILED_BYTES, LayersHeld, ModelShape
 
 PROCESS_BYTES = 512 << 20
 """A daemon's or a head's process before anything is loaded, on a GPU with torch and what that maps."""
@@ -66,8 +67,7 @@ def keys_bytes(heads: Heads, held: str) -> int:
     return 2 * heads.count * cached_bytes(heads.width, held)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FiledBytes:
+class FiledBytes(NamedTuple):
     """Bytes of a model's parts as its GGUF file packs them: its largest layer, the embedding, `lm_head`."""
 
     layer: int
@@ -103,23 +103,30 @@ def weights_of(shape: ModelShape) -> ModelWeights:
     )
 
 
-def weight_bytes(weights: int, precision: str) -> float:
-    """Bytes of the matrices of a layer or of `lm_head`, scales included."""
+def read_bytes(precision: str, filed_bytes: float = USUAL_FILED_BYTES) -> float:
+    """Of a weight of the matrices of a layer or of `lm_head`, with its part of a group's scale."""
     held = PRECISIONS[precision]
-    return weights * (held.weight_bytes + held.group_bytes)
+    return filed_bytes if precision == FILED else held.weight_bytes + held.group_bytes
 
 
-def filed_bytes(shape: ModelShape, weights: ModelWeights) -> FiledBytes:
-    """What parts take as a GGUF file packs them: as it tells, else on average."""
-    parts = (weights.layer, weights.embedding, weights.head)
-    layer, embedding, head = (round(each * shape.filed_bytes) for each in parts)
-    table = round(weights.table * ACTIVATION_BYTES_MIN)
-    return weights.filed or FiledBytes(layer=layer + table, embedding=embedding, head=head)
-
-
-def kept_bytes(precision: str) -> float:
-    """Bytes of a value that is never quantised."""
-    return max(PRECISION_BYTES[precision], ACTIVATION_BYTES_MIN)
+def _weight_bytes(
+    shape: ModelShape, weights: ModelWeights, precision: str, layers: int, *, first: bool, last: bool
+) -> float:
+    """A tied embedding counts once where both ends are and none is quantised, or both are as a file packs
+    them."""
+    kept = max(PRECISION_BYTES[precision], ACTIVATION_BYTES_MIN)  # of what is never quantised
+    is_shared = first and last and weights.is_tied
+    parts: tuple[float, ...] = (weights.layer, weights.embedding, weights.head)
+    if precision == FILED:
+        layer, embedding, head = (float(round(each * shape.filed_bytes)) for each in parts)
+        layer += round(weights.table * kept)
+        layer, embedding, head = weights.filed or (layer, embedding, head)
+    else:
+        is_shared = is_shared and PRECISION_BYTES[precision] == kept
+        layer, _, head = (each * read_bytes(precision) for each in parts)
+        layer, embedding = layer + weights.table * kept, weights.embedding * kept
+    size = layers * layer + embedding * (first and not is_shared)
+    return size + (head + weights.norm * kept) * last
 
 
 def stage_memory(
@@ -135,24 +142,8 @@ def stage_memory(
     cache: str = CACHE_AUTO,
     begin: int | None = None,
 ) -> SliceMemory:
-    """A slice of so many layers with the caches of all users; a tied embedding counts once where both ends
-    are and none is quantised, or both are as a file packs them.
-
-    The layers are those from `begin` on (None: the most that so many in a row take, where some have a
-    window).
-    """
-    kept = kept_bytes(precision)
-    is_shared = first and last and weights.is_tied
-    if precision == FILED:
-        filed = filed_bytes(shape, weights)
-        size: float = layers * filed.layer + filed.embedding * (first and not is_shared)
-        size += (filed.head + weights.norm * kept) * last
-    else:
-        is_shared = is_shared and PRECISION_BYTES[precision] == kept
-        size = layers * weight_bytes(weights.layer, precision)
-        size += layers * weights.table * kept
-        size += weights.embedding * kept * (first and not is_shared)
-        size += (weight_bytes(weights.head, precision) + weights.norm * kept) * last
+    """A slice of so many layers with the caches of all users: those from `begin` on (None: the most that so
+    many in a row take, where some have a window)."""
     held = max(
         cache_bytes(
             of_layers,
@@ -163,21 +154,14 @@ def stage_memory(
         )
         for of_layers in (shape.held_anywhere(layers) if begin is None else {shape.held(begin, layers)})
     )
+    size = _weight_bytes(shape, weights, precision, layers, first=first, last=last)
     return SliceMemory(weight_bytes=round(size), cache_bytes=users * held)
 
 
 def drafter_memory(shape: ModelShape, precision: str, *, context: int, users: int) -> SliceMemory:
     """A drafter at the head: all its weights, and caches that hold what it drafted, too."""
-    weights, kept = weights_of(shape), kept_bytes(precision)
-    matrices = shape.layers * weights.layer + weights.head + shape.extra_params
-    if precision == FILED:
-        size = (matrices + weights.embedding * (not shape.is_tied)) * shape.filed_bytes + weights.norm * kept
-        size += shape.layers * weights.table * kept
-    else:
-        size = weight_bytes(matrices, precision)
-        size += (weights.norm + shape.layers * weights.table) * kept + weights.embedding * kept * (
-            not (shape.is_tied and PRECISION_BYTES[precision] == kept)
-        )
+    size = _weight_bytes(shape, weights_of(shape), precision, shape.layers, first=True, last=True)
+    size += shape.extra_params * read_bytes(precision, shape.filed_bytes)
     held = cache_bytes(
         shape.held(0, shape.layers),
         context=context,

@@ -10,27 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from flowspec.plan.cost import drafter_curve, head_curve, layers_curve, row_bytes
-from flowspec.plan.forecast import (
-    MANY_ROWS,
-    NODES,
-    Forecast,
-    Guessing,
-    Rated,
-    guessing_rates,
-    plain_rates,
-)
-from flowspec.plan.memory import SliceMemory, drafter_memory, stage_memory
-from flowspec.plan.profile import DeviceProfile
-from flowspec.plan.sites import PlanRequest, Site, process_bytes
+from flowspec.plan.forecast import F64, MANY_ROWS, NODES, Forecast, Rated, guessing_rates, plain_rates
+from flowspec.plan.memory import PROCESS_BYTES, SliceMemory
+from flowspec.plan.sites import PlanRequest, Site
 from flowspec.plan.timing import LinkSpec
 
-F64 = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NODES_STEP, SPLITS_QUICK = 3, 384
@@ -58,15 +49,14 @@ class Arrangement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split:
-    """An arrangement with the layers of each stage, and what it gives."""
+class Split(Arrangement):
+    """With the layers of each stage, and what it gives."""
 
-    arrangement: Arrangement
     layers: tuple[int, ...]
     forecast: Forecast
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Times:
     """Of an arrangement, for each number of nodes: stage i with k layers takes `fixed_s[:, i] + k *
     layer_s[:, i]`.
@@ -94,14 +84,9 @@ class Partition:
 
     def __init__(self, request: PlanRequest) -> None:
         self.request = request
-        self._guess_nodes = np.array(NODES, dtype=np.float64)
-        self._plain_nodes = np.array(
-            sorted({*(n for n in NODES if n < request.users), request.users}), dtype=np.float64
-        )
         self._stages_s: dict[tuple[str, str, bool], F64] = {}
-        self._needs: dict[tuple[str, int, bool, bool, int | None], SliceMemory] = {}
-        self._rooms: dict[tuple[str, bool, bool, int], int] = {}
-        self._drafters: dict[str, SliceMemory] = {}
+        self._need, self._drafter_bytes = cache(request.stage_memory), cache(request.drafter_bytes)
+        self._room = cache(self._room_of)
 
     # ------------------------------------------------------------------------------------------------ memory
 
@@ -112,70 +97,38 @@ class Partition:
         last = len(arrangement.order) - 1
         return self._need(arrangement.precision, layers, first=index == 0, last=index == last, begin=begin)
 
-    def _need(
-        self, precision: str, layers: int, *, first: bool, last: bool, begin: int | None = None
-    ) -> SliceMemory:
-        request, key = self.request, (precision, layers, first, last, begin)
-        if key not in self._needs:
-            self._needs[key] = stage_memory(
-                request.shape,
-                request.weights,
-                precision,
-                layers,
-                first=first,
-                last=last,
-                context=request.context,
-                users=request.users,
-                cache=request.cache,
-                begin=begin,
-            )
-        return self._needs[key]
-
-    def drafter_need(self, arrangement: Arrangement) -> SliceMemory | None:
-        """What the drafter takes at the head; None where none is loaded."""
-        drafter = self.request.drafter
-        if not arrangement.guesses or drafter is None or drafter.shape is None:
-            return None
-        precision = arrangement.precision
-        if precision not in self._drafters:
-            self._drafters[precision] = drafter_memory(
-                drafter.shape, precision, context=self.request.context, users=self.request.users
-            )
-        return self._drafters[precision]
-
     def other_bytes(self, arrangement: Arrangement, place: Site) -> int:
         """What of ours is on a device beside a slice: processes, and at the head the drafter."""
         is_head = place.name == arrangement.head.name
-        drafter = self.drafter_need(arrangement) if is_head else None
         is_stage = any(place.name == each.name for each in arrangement.order)
-        return process_bytes(is_stage + is_head) + (0 if drafter is None else drafter.total_bytes)
+        drafter_bytes = self._drafter_bytes(arrangement.precision) if is_head and arrangement.guesses else 0
+        return (is_stage + is_head) * PROCESS_BYTES + drafter_bytes
 
     def room(self, arrangement: Arrangement) -> list[int]:
         """The most layers that the memory of each stage's device holds; negative or 0: not even one."""
+        last = len(arrangement.order) - 1
         return [
             self._room(
                 arrangement.precision,
                 index == 0,
-                index == len(arrangement.order) - 1,
+                index == last,
                 place.memory_bytes - self.other_bytes(arrangement, place),
             )
             for index, place in enumerate(arrangement.order)
         ]
 
-    def _room(self, precision: str, first: bool, last: bool, free: int) -> int:
+    def _room_of(self, precision: str, first: bool, last: bool, free: int) -> int:
         """The most layers of a slice that fit into so many bytes."""
-        key = (precision, first, last, free)
-        if key not in self._rooms:
-            needs = [self._need(precision, layers, first=first, last=last).total_bytes for layers in range(3)]
-            count = max(0, free - needs[0]) // max(needs[2] - needs[1], 1)
-            while count > 0 and self._need(precision, count, first=first, last=last).total_bytes > free:
-                count -= 1  # bytes are rounded
-            while count < self.request.shape.layers and (
-                self._need(precision, count + 1, first=first, last=last).total_bytes <= free
-            ):
-                count += 1  # layers with a window take less
-            self._rooms[key] = count
-        return self._rooms[key]
+
+        def need(layers: int) -> int:
+            return self._need(precision, layers, first=first, last=last).total_bytes
+
+        count = max(0, free - need(0)) // max(need(2) - need(1), 1)
+        while count > 0 and need(count) > free:
+            count -= 1  # bytes are rounded
+        while count < self.request.shape.layers and need(count + 1) <= free:
+            count += 1  # layers with a window take less
+        return count
 
     def head_fits(self, arrangement: Arrangement) -> bool:
         """Whether the head's device holds what is not a slice."""
@@ -187,17 +140,21 @@ class Partition:
         """Fixed seconds, those of a layer, and those of `lm_head`, by nodes: `[3, nodes]`."""
         key = (place.name, precision, guesses)
         if key not in self._stages_s:
-            self._stages_s[key] = self._computed(place.profile, precision, guesses)
+            shape, context, profile = self.request.shape, self.request.typical_context, place.profile
+            one, two = (
+                layers_curve(profile, shape, precision, count, self.request.cache) for count in (1, 2)
+            )
+            head, nodes = head_curve(profile, shape, precision), self._nodes(guesses)
+            rows = np.array([[curve.seconds(int(n), context) for n in nodes] for curve in (one, two)])
+            layer_s, head_s = rows[1] - rows[0], [head.seconds(int(n)) for n in nodes]
+            self._stages_s[key] = np.stack([rows[0] - layer_s, layer_s, head_s])
         return self._stages_s[key]
 
-    def _computed(self, profile: DeviceProfile, precision: str, guesses: bool) -> F64:
-        shape, context = self.request.shape, self.request.typical_context
-        one, two = (layers_curve(profile, shape, precision, layers, self.request.cache) for layers in (1, 2))
-        head = head_curve(profile, shape, precision)
-        nodes = self._guess_nodes if guesses else self._plain_nodes
-        rows = np.array([[curve.seconds(int(n), context) for n in nodes] for curve in (one, two)])
-        layer_s = rows[1] - rows[0]
-        return np.stack([rows[0] - layer_s, layer_s, [head.seconds(int(n)) for n in nodes]])
+    def _nodes(self, guesses: bool) -> F64:
+        """Nodes of a slot that are tried: without guesses no more than users."""
+        users = self.request.users
+        few = [*(count for count in NODES if count < users), users]
+        return np.array(NODES if guesses else few, dtype=np.float64)
 
     def hops(self, arrangement: Arrangement) -> list[LinkSpec]:
         """Head to first stage, between stages, last stage to head."""
@@ -206,13 +163,7 @@ class Partition:
 
     def times(self, arrangement: Arrangement) -> Times:
         found = self._times_of([arrangement])
-        return replace(
-            found,
-            fixed_s=found.fixed_s[0],
-            layer_s=found.layer_s[0],
-            links_s=found.links_s[0],
-            link_s=found.link_s[0],
-        )
+        return Times(found.nodes, found.fixed_s[0], found.layer_s[0], found.links_s[0], found.link_s[0])
 
     def _times_of(self, arrangements: Sequence[Arrangement], step: int = 1) -> Times:
         """Of several arrangements that have as many stages, and all guesses or none; for every so manieth
@@ -226,7 +177,7 @@ class Partition:
         fixed_s, layer_s, head_s = np.array(by_stage).transpose(2, 0, 3, 1)
         fixed_s[..., -1] += head_s[..., -1]
         slowdowns = np.array([[self.slowdown(each, place) for place in each.order] for each in arrangements])
-        nodes = (self._guess_nodes if guesses else self._plain_nodes)[::step]
+        nodes = self._nodes(guesses)[::step]
         hops = [self.hops(each) for each in arrangements]
         sizes = np.array([row_bytes(self.request.shape, each.precision) for each in arrangements])
         has_states = np.arange(len(hops[0])) % (len(hops[0]) - 1) > 0  # not from and to the head
@@ -251,10 +202,8 @@ class Partition:
             is_both = place.name == head and any(each.name == head for each in arrangement.order)
             return SHARED_SLOWDOWN if drafts and is_both else 1.0
         host, cores = place.shared.host, place.shared.cores
-        threads = sorted(
-            (each.shared.threads for each in arrangement.order if each.shared and each.shared.host == host),
-            reverse=True,
-        )
+        sharing = [each.shared for each in arrangement.order if each.shared and each.shared.host == host]
+        threads = sorted((shared.threads for shared in sharing), reverse=True)
         if not arrangement.guesses:  # each user has a token on its way
             threads = threads[: self.request.users]
         beside = arrangement.head.shared
@@ -271,16 +220,14 @@ class Partition:
         """Whether drafting takes noticeable time of the head's device."""
         return self.request.drafter is not None and self.request.drafter.shape is not None
 
-    def guessing(self, arrangement: Arrangement) -> Guessing:
-        """The drafter as it is on the head's device, alone there or beside a stage."""
+    def pass_s(self, arrangement: Arrangement) -> float:
+        """Seconds of the drafter's pass on the head's device, alone there or beside a stage."""
         drafter = self.request.drafter
-        assert drafter is not None, "guesses without a drafter"
-        if drafter.shape is None:
-            return Guessing(acceptance=drafter.acceptance, pass_s=0.0)
+        if drafter is None or drafter.shape is None:
+            return 0.0
         curve = drafter_curve(arrangement.head.profile, drafter.shape, arrangement.precision)
         pass_s = curve.seconds(TYPICAL_PASS_NODES, self.request.typical_context)
-        slowdown = self.slowdown(arrangement, arrangement.head)
-        return Guessing(acceptance=drafter.acceptance, pass_s=pass_s * slowdown)
+        return pass_s * self.slowdown(arrangement, arrangement.head)
 
     # ------------------------------------------------------------------------------------------------ splits
 
@@ -292,15 +239,10 @@ class Partition:
         assert found is not None, "a given split has a rate"
         return found
 
-    def best(self, arrangement: Arrangement) -> Split | None:
-        """The split that is foretold to be fastest; None where the model does not fit."""
-        return self.best_of([arrangement])[0]
-
     def best_of(self, arrangements: Sequence[Arrangement], *, quickly: bool = False) -> list[Split | None]:
-        """The same of several that have as many stages, and all guesses or none.
-
-        `quickly`: nearly, with fewer numbers of nodes and fewer splits.
-        """
+        """The splits that are predicted to be fastest, of arrangements that have as many stages, and all
+        guesses or none; None where the model does not fit. `quickly`: nearly, with fewer numbers of nodes
+        and fewer splits."""
         count = self.request.shape.layers
         rooms = np.array([self.room(each) for each in arrangements], dtype=np.int64)
         fits = [
@@ -337,33 +279,31 @@ class Partition:
         of, node = np.divmod(row, len(times.nodes))
         slot_s, trip_s, nodes = slots_s[row, column], trips_s[row, column], times.nodes[node]
         levels, missed = np.ones_like(slot_s), np.ones_like(slot_s)
-        if not arrangements[0].guesses:
-            rates = plain_rates(slot_s, trip_s, nodes, self.request.users)
+        users, drafter = self.request.users, self.request.drafter if arrangements[0].guesses else None
+        if drafter is None:
+            rates = plain_rates(slot_s, trip_s, nodes, users)
         else:
-            drafters = [self.guessing(each) for each in arrangements]
-            pass_s = np.array([each.pass_s for each in drafters])[of, None]
-            guessing = Guessing(acceptance=drafters[0].acceptance, pass_s=pass_s)
-            rates, levels, missed = guessing_rates(slot_s, trip_s, nodes, guessing, self.request.users)
-        ends = np.searchsorted(of, np.arange(len(arrangements) + 1))
-        chosen: list[int | None] = []
-        for begin, end in pairwise(ends):
-            # Of those alike in this, as all splits are for plain decoding over boards of one kind, the one
-            # whose slots are short: a prompt is through soonest.
-            own, least = rates[begin:end], slot_s[begin:end]
-            alike = np.where(own >= (1 - ALIKE) * own.max(initial=0), least, np.inf)
-            chosen.append(None if begin == end else begin + int(alike.argmin()))
-        at = np.array([each for each in chosen if each is not None], dtype=np.int64)
+            pass_s = np.array([self.pass_s(each) for each in arrangements])[of, None]
+            rates, levels, missed = guessing_rates(slot_s, trip_s, nodes, drafter.acceptance, pass_s, users)
+        chosen = []
+        for begin, end in pairwise(np.searchsorted(of, np.arange(len(arrangements) + 1))):
+            if begin < end:
+                # Of those alike in this, as all splits are for plain decoding over boards of one kind, the
+                # one whose slots are short: a prompt is through soonest.
+                own, least = rates[begin:end], slot_s[begin:end]
+                alike = np.where(own >= (1 - ALIKE) * own.max(initial=0), least, np.inf)
+                chosen.append(begin + int(alike.argmin()))
+        at = np.array(chosen, dtype=np.int64)
         counts = layers[row[at], by_slot[row[at], column[at]]]
         best = rates[at]
-        if arrangements[0].guesses and self.request.users == 1:
+        if drafter is not None and users == 1:
             owner = of[at]
             many = list(times.nodes).index(MANY_ROWS)
             one_s, many_s = (
                 times.fixed_s[owner, row] + counts * times.layer_s[owner, row] for row in (0, many)
             )
-            alone_s = (one_s * np.array([self._without_drafter(each) for each in arrangements])[owner]).sum(
-                axis=-1
-            )
+            without_drafter = np.array([self._without_drafter(each) for each in arrangements])
+            alone_s = (one_s * without_drafter[owner]).sum(axis=-1)
             best = Rated(
                 rates=best,
                 levels=levels[at],
@@ -374,25 +314,29 @@ class Partition:
                 slot_of_one_s=np.maximum(one_s.max(axis=-1), times.link_s[owner, 0]),
                 slot_of_many_s=np.maximum(many_s.max(axis=-1), times.link_s[owner, many]),
                 plain=plain_rates(alone_s, alone_s + times.links_s[owner, 0], np.ones_like(best), 1),
-                acceptance=guessing.acceptance,
+                acceptance=drafter.acceptance,
                 pass_s=pass_s[at, 0],
             ).corrected()
-        splits = iter(
-            Split(
-                arrangement=arrangements[of[pair]],
-                layers=tuple(map(int, its_layers)),
-                forecast=Forecast(
-                    tokens_per_s=float(rate),
-                    nodes=int(nodes[pair]),
-                    slot_s=float(slot_s[pair]),
-                    trip_s=float(trip_s[pair]),
-                    missed=float(missed[pair]),
-                    levels=float(levels[pair]),
-                ),
+        found: list[Split | None] = [None] * len(arrangements)
+        for pair, its_layers, rate in zip(at, counts, best, strict=True):
+            forecast = Forecast(
+                tokens_per_s=float(rate),
+                nodes=int(nodes[pair]),
+                slot_s=float(slot_s[pair]),
+                trip_s=float(trip_s[pair]),
+                missed=float(missed[pair]),
+                levels=float(levels[pair]),
             )
-            for pair, its_layers, rate in zip(at, counts, best, strict=True)
-        )
-        return [None if each is None else next(splits) for each in chosen]
+            arrangement = arrangements[of[pair]]
+            found[of[pair]] = Split(
+                order=arrangement.order,
+                head=arrangement.head,
+                precision=arrangement.precision,
+                guesses=arrangement.guesses,
+                layers=tuple(map(int, its_layers)),
+                forecast=forecast,
+            )
+        return found
 
 
 def _fastest_trips(fixed_s: F64, layer_s: F64, room: Ints, count: int, splits_max: int) -> Ints:

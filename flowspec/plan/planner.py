@@ -1,5 +1,5 @@
-"""Which devices to use, in which order, with which layers, and where the head runs: the plan that is foretold
-to be fastest.
+"""Which devices to use, in which order, with which layers, and where the head runs: the plan that is
+predicted to be fastest.
 
 Layers for a given order are found exactly (`plan.partition`). Orders are all tried where they are few,
 devices that are alike counting once; else a local search inserts, removes, replaces, moves and swaps devices
@@ -12,14 +12,17 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby, islice
 
+from flowspec.core.head.prompt_chunks import chunk_rows
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.plan.forecast import Forecast
+from flowspec.plan.cost import head_curve, layers_curve, row_bytes
+from flowspec.plan.forecast import HEAD_S, Forecast
 from flowspec.plan.memory import SliceMemory
-from flowspec.plan.partition import Arrangement, Partition, Split
+from flowspec.plan.partition import HEADER_BYTES, NODE_BYTES, Arrangement, Partition, Split
 from flowspec.plan.sites import PlanRequest, Site
+from flowspec.plan.timing import slowest
 
 ORDERS_MAX = 300
 """Orders times places of the head up to which all are tried."""
@@ -51,26 +54,34 @@ stage i."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
     """A device, its layers `[first, end)`, its slice's memory, what else of ours is there, and its time for a
-    slot's nodes."""
+    slot's nodes; it need not fit."""
 
     site: Site
     first: int
     end: int
     need: SliceMemory
     other_bytes: int
-    slot_s: float
+    slot_s: float = 0.0
+
+    @property
+    def layers(self) -> int:
+        return self.end - self.first
 
     @property
     def total_bytes(self) -> int:
         return self.need.total_bytes + self.other_bytes
 
+    @property
+    def short_bytes(self) -> int:
+        return max(0, self.total_bytes - self.site.memory_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What runs where, and what is foretold of it. `plain` is the forecast of the fastest plan that does not
-    guess, `guessed` that of the fastest that does, None where the drafter has no room."""
+class Plan(Split):
+    """What runs where, and what is predicted of it; it guesses where that pays. `plain` is the forecast of
+    the fastest plan that does not guess, `guessed` that of the fastest that does, None where the drafter has
+    no room."""
 
-    split: Split
     stages: tuple[PlannedStage, ...]
     head_bytes: int
     plain: Forecast
@@ -78,28 +89,10 @@ class Plan:
     link_s: float
 
     @property
-    def forecast(self) -> Forecast:
-        return self.split.forecast
-
-    @property
-    def head(self) -> Site:
-        return self.split.arrangement.head
-
-    @property
-    def precision(self) -> str:
-        return self.split.arrangement.precision
-
-    @property
-    def guesses(self) -> bool:
-        """Whether guessing pays."""
-        return self.split.arrangement.guesses
-
-    @property
     def window(self) -> int:
         """Segments in flight that keep the slowest stage fed."""
-        return max(
-            1, min(2 * len(self.stages) + 2, int(self.forecast.trip_s / self.forecast.slot_s + WINDOW_SLACK))
-        )
+        slots = int(self.forecast.trip_s / self.forecast.slot_s + WINDOW_SLACK)
+        return max(1, min(2 * len(self.stages) + 2, slots))
 
     @property
     def bases(self) -> list[str]:
@@ -122,7 +115,7 @@ class DoesNotFit(InputError):
 
 
 def make_plan(request: PlanRequest, *, guesses: bool | None = None) -> Plan:
-    """The plan that is foretold to be fastest; one that `guesses`, or does not, where that is said. Raises
+    """The plan that is predicted to be fastest; one that `guesses`, or does not, where that is said. Raises
     `DoesNotFit`."""
     most = min(request.shape.layers, limits.STAGES_MAX)
     if request.all_devices and len(request.stage_sites) > most:
@@ -137,122 +130,133 @@ def make_plan(request: PlanRequest, *, guesses: bool | None = None) -> Plan:
     if guesses is not False and _is_better(guessing, best):
         best = guessing
     if best is None:
-        raise DoesNotFit(
-            f"{request.shape.name} does not fit the devices in {' or '.join(request.precisions)}"
-        )
-    return described(partition, best, plain, guessing)
+        precisions = " or ".join(request.precisions)
+        raise DoesNotFit(f"{request.shape.name} does not fit the devices in {precisions}")
+    return describe(partition, best, plain, guessing)
 
 
 def rate_split(request: PlanRequest, order: Sequence[Site], head: Site, layers: Sequence[int]) -> Plan:
     """The forecast of a split made by hand, in the first of the request's precisions, with or without guesses
     as is faster; it need not fit."""
     partition = Partition(request)
-    found = [
-        partition.rated(
-            Arrangement(order=tuple(order), head=head, precision=request.precisions[0], guesses=guesses),
-            layers,
-        )
-        for guesses in (False, *(True,) * (request.drafter is not None))
-    ]
-    best = max(found, key=lambda split: split.forecast.tokens_per_s)
-    return described(partition, best, found[0], found[1] if len(found) > 1 else None)
+    arrangement = Arrangement(order=tuple(order), head=head, precision=request.precisions[0], guesses=False)
+    best = plain = partition.rated(arrangement, layers)
+    guessing = None
+    if request.drafter is not None:
+        guessing = partition.rated(replace(arrangement, guesses=True), layers)
+        best = max(plain, guessing, key=lambda split: split.forecast.tokens_per_s)
+    return describe(partition, best, plain, guessing)
 
 
-def described(partition: Partition, split: Split, plain: Split | None, guessed: Split | None = None) -> Plan:
+def describe(partition: Partition, split: Split, plain: Split | None, guessed: Split | None = None) -> Plan:
     """A split with its memory and the times of its stages."""
-    arrangement = split.arrangement
-    times = partition.times(arrangement)
+    times = partition.times(split)
     row = list(times.nodes).index(split.forecast.nodes)
-    stages, end = [], 0
-    for index, (place, layers) in enumerate(zip(arrangement.order, split.layers, strict=True)):
-        end += layers
-        stages.append(
+    ends = list(accumulate(split.layers))
+    return Plan(
+        order=split.order,
+        head=split.head,
+        precision=split.precision,
+        guesses=split.guesses,
+        layers=split.layers,
+        forecast=split.forecast,
+        stages=tuple(
             PlannedStage(
                 site=place,
                 first=end - layers,
                 end=end,
-                need=partition.stage_need(arrangement, index, layers, end - layers),
-                other_bytes=partition.other_bytes(arrangement, place),
+                need=partition.stage_need(split, index, layers, end - layers),
+                other_bytes=partition.other_bytes(split, place),
                 slot_s=float(times.fixed_s[row, index] + layers * times.layer_s[row, index]),
             )
-        )
-    return Plan(
-        split=split,
-        stages=tuple(stages),
-        head_bytes=partition.other_bytes(arrangement, arrangement.head),
+            for index, (place, layers, end) in enumerate(zip(split.order, split.layers, ends, strict=True))
+        ),
+        head_bytes=partition.other_bytes(split, split.head),
         plain=(plain or split).forecast,
         guessed=None if guessed is None else guessed.forecast,
         link_s=float(times.link_s[row]),
     )
 
 
+def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:
+    """Seconds from a prompt of so many tokens to its answer's first token, where nothing else is asked.
+
+    A prompt's way is known in advance: its chunks follow one another through links and stages, each as soon
+    as it and its place are free. The simulator, which takes a minute for long prompts, says the same, and
+    some percent more where links are so slow that the head waits with chunks.
+    """
+    partition, shape = Partition(request), request.shape
+    row, (*links, back) = row_bytes(shape, plan.precision), partition.hops(plan)
+    devices = [site.profile.slowed(partition.slowdown(plan, site)) for site in plan.order]
+    stages = [
+        layers_curve(device, shape, plan.precision, layers)
+        for device, layers in zip(devices, plan.layers, strict=True)
+    ]
+    link_free_s, stage_free_s, at_s = [0.0] * len(links), [0.0] * len(stages), 0.0
+    chunk = chunk_rows(prompt, limits.PREFILL_CHUNK, len(stages), slowest(stages))
+    for first in range(0, prompt, chunk):
+        rows, at_s = min(chunk, prompt - first), HEAD_S
+        for index, (link, stage) in enumerate(zip(links, stages, strict=True)):
+            size = HEADER_BYTES + rows * (NODE_BYTES + row * (index > 0))
+            link_free_s[index] = max(at_s, link_free_s[index]) + link.transfer_s(size)
+            at_s = max(link_free_s[index] + link.delay_s, stage_free_s[index]) + stage.seconds(rows, first)
+            stage_free_s[index] = at_s
+    back_s = back.delay_s + back.transfer_s(HEADER_BYTES) + HEAD_S
+    return at_s + head_curve(devices[-1], shape, plan.precision).seconds(1) + back_s
+
+
 def _fastest(partition: Partition, *, guesses: bool) -> Split | None:
     """The best split over all precisions; of those that are nearly as fast the one of fewest stages, and of
     equal ones the first, in the user's order."""
     found: list[Split] = []
-    best: Split | None = None
     for precision in partition.request.precisions:
-        search = _Search(partition, precision, guesses)
-        if search.count(ORDERS_MAX) <= ORDERS_MAX:
-            search.all()
-        else:
-            search.local()
-        for state in search.finalists():
-            split = partition.best(state.arrangement)
+        for state in _Search(partition, precision, guesses).finalists():
+            split = partition.best_of([state])[0]
             assert split is not None, "a state that was found fits"
             found.append(split)
-            if _is_better(split, best):
-                best = split
+    best = _best(found)
     if best is None:
         return None
     enough = NEARLY * best.forecast.tokens_per_s
     few = min(len(split.layers) for split in found if split.forecast.tokens_per_s >= enough)
     if few == len(best.layers):
         return best
-    return max(
-        (split for split in found if len(split.layers) == few), key=lambda split: split.forecast.tokens_per_s
-    )
+    return max((split for split in found if len(split.layers) == few), key=_rate)
 
 
 class _Search:
     """The orders of one precision, with or without guesses."""
 
     def __init__(self, partition: Partition, precision: str, guesses: bool) -> None:
-        self._partition = partition
-        self._precision = precision
-        self._guesses = guesses
+        self._partition, self._precision, self._guesses = partition, precision, guesses
         self._kinds = kinds_of(partition.request)
-        self._stages_max = min(
-            partition.request.shape.layers, limits.STAGES_MAX, len(partition.request.stage_sites)
-        )
-        self._stages_min = self._stages_max if partition.request.all_devices else 1
+        request = partition.request
+        self._stages_max = min(request.shape.layers, limits.STAGES_MAX, len(request.stage_sites))
+        self._stages_min = self._stages_max if request.all_devices else 1
         self._for_stages = [kind for kind, sites in enumerate(self._kinds) if sites[0].runs_stages]
-        self._heads = {site.name for site in partition.request.heads}
+        self._heads = {site.name for site in request.heads}
         self._found: dict[State, Split | None] = {}
 
-    def count(self, most: int) -> int:
-        """States, counted up to a little more than `most`."""
-        total = 0
-        for order in self._orders():
-            total += len(self._places(order))
-            if total > most:
-                break
-        return total
-
     def finalists(self) -> list[Split]:
-        """The best states that were tried, and the best of each number of stages; the best first."""
-        found = [split for split in self._found.values() if split is not None]
-        found.sort(key=lambda split: -split.forecast.tokens_per_s)
-        enough = FINAL_SHARE * found[0].forecast.tokens_per_s if found else 0.0
+        """The best states that are tried, and the best of each number of stages; the best first."""
+        if sum(1 for _ in islice(self._states(), ORDERS_MAX + 1)) <= ORDERS_MAX:
+            self._rate([*self._states()])
+        else:
+            self._search()
+        found = sorted(filter(None, self._found.values()), key=_rate, reverse=True)
+        enough = FINAL_SHARE * _rate(found[0]) if found else 0.0
         best_of = {len(split.layers): split for split in reversed(found)}
         kept = [*found[:FINALISTS], *(split for split in best_of.values() if split not in found[:FINALISTS])]
-        return [split for split in kept if split.forecast.tokens_per_s >= enough]
+        return [split for split in kept if _rate(split) >= enough]
 
-    def all(self) -> None:
-        for _, orders in groupby(self._orders(), len):
-            self._rate([(order, place) for order in orders for place in self._places(order)])
+    def _states(self) -> Iterator[State]:
+        """All of them, those of few stages first."""
+        counts = Counter({kind: len(self._kinds[kind]) for kind in self._for_stages})
+        for length in range(self._stages_min, self._stages_max + 1):
+            for order in self._longer((), counts, length):
+                yield from ((order, place) for place in self._places(order))
 
-    def local(self) -> None:
+    def _search(self) -> None:
         """From the fastest devices, as many as are needed and more: goes to better neighbours until there
         are none."""
         chance = random.Random(SEED)
@@ -268,16 +272,12 @@ class _Search:
         for at in range(0, len(states), TOGETHER):
             some = states[at : at + TOGETHER]
             self._rate(some)
-            best = max(some, key=self._rate_of)
+            best = max(some, key=lambda state: _rate(self._found[state]))
             if _is_better(self._found[best], than):
                 return best
             if len(self._found) >= TRIES:
                 break
         return None
-
-    def _rate_of(self, state: State) -> float:
-        found = self._found[state]
-        return 0.0 if found is None else found.forecast.tokens_per_s
 
     def _rate(self, states: Sequence[State]) -> None:
         """Finds the splits of those of which none is known yet."""
@@ -288,13 +288,6 @@ class _Search:
                 some = together[at : at + TOGETHER]
                 found = self._partition.best_of([self._arrangement(*state) for state in some], quickly=True)
                 self._found.update(zip(some, found, strict=True))
-
-    def _orders(self) -> Iterator[Order]:
-        """All orders of kinds, short ones first."""
-        for length in range(self._stages_min, self._stages_max + 1):
-            yield from self._longer(
-                (), Counter({kind: len(self._kinds[kind]) for kind in self._for_stages}), length
-            )
 
     def _longer(self, begun: Order, left: Counter[int], length: int) -> Iterator[Order]:
         if len(begun) == length:
@@ -308,17 +301,10 @@ class _Search:
 
     def _places(self, order: Order) -> list[int]:
         """Where the head may run: on a device that is left over, or beside a stage."""
-        used = Counter(order)
-        free = [
-            kind
-            for kind, sites in enumerate(self._kinds)
-            if used[kind] < len(sites) and sites[0].name in self._heads
-        ]
-        # A kind has devices that may all be the head, or none that may.
-        return [
-            *free,
-            *(-1 - at for at, kind in enumerate(order) if self._kinds[kind][0].name in self._heads),
-        ]
+        used = Counter(order)  # a kind has devices that may all be the head, or none that may
+        may_head = [sites[0].name in self._heads for sites in self._kinds]
+        free = [kind for kind, sites in enumerate(self._kinds) if used[kind] < len(sites) and may_head[kind]]
+        return [*free, *(-1 - at for at, kind in enumerate(order) if may_head[kind])]
 
     def _arrangement(self, order: Order, place: int) -> Arrangement:
         left = [list(sites) for sites in self._kinds]
@@ -329,28 +315,22 @@ class _Search:
     def _beginnings(self) -> Iterator[Order]:
         """The fastest devices first, the most memory first; for each the fewest that hold the model, twice as
         many, ..., all."""
-        ranked_by = (
-            [-sites[0].profile.bytes_per_s() for sites in self._kinds],
-            [-sites[0].memory_bytes for sites in self._kinds],
-        )
-        for worth in ranked_by:
-            ranked = [
-                kind for kind in sorted(self._for_stages, key=worth.__getitem__) for _ in self._kinds[kind]
-            ]
+        speeds = [-sites[0].profile.bytes_per_s() for sites in self._kinds]
+        sizes = [-sites[0].memory_bytes for sites in self._kinds]
+        for worth in (speeds, sizes):
+            kinds = sorted(self._for_stages, key=worth.__getitem__)
+            ranked = [kind for kind in kinds for _ in self._kinds[kind]]
             length = self._stages_min
             while length <= self._stages_max:
                 order = tuple(ranked[:length])
                 states = [(order, place) for place in self._places(order)[:2]]
                 self._rate(states)
-                if any(self._found[state] is not None for state in states):
-                    yield order
-                    length = (
-                        2 * length
-                        if 2 * length <= self._stages_max or length == self._stages_max
-                        else self._stages_max
-                    )
-                else:
+                if all(self._found[state] is None for state in states):
                     length += 1
+                    continue
+                yield order
+                is_last = length == self._stages_max
+                length = 2 * length if is_last else min(2 * length, self._stages_max)
 
     def _neighbours(self, order: Order, place: int) -> list[State]:
         """Orders that differ in one device, or in the places of two; and other places of the head."""
@@ -370,32 +350,31 @@ class _Search:
                 orders.add(tuple(swapped))
         found = []
         for each in sorted(orders):
-            places = self._places(each)
-            kept = (
-                places
-                if each == order or size <= PLACES_OF_SIZE
-                else {*places[:1], *places[-1:], place} & set(places)
-            )
-            found += [(each, at) for at in sorted(kept) if (each, at) != (order, place)]
+            places = set(self._places(each))
+            if each != order and size > PLACES_OF_SIZE:
+                first, *_, last = [*self._places(each)] * 2
+                places &= {first, last, place}
+            found += [(each, at) for at in sorted(places) if (each, at) != (order, place)]
         return found
+
+
+def _rate(split: Split | None) -> float:
+    return 0.0 if split is None else split.forecast.tokens_per_s
+
+
+def _best(splits: Sequence[Split]) -> Split | None:
+    best: Split | None = None
+    for split in splits:
+        if _is_better(split, best):
+            best = split
+    return best
 
 
 def _is_better(found: Split | None, than: Split | None) -> bool:
     """By more than rounding, so that of equal plans the first, with the fewest devices, stays."""
     if found is None or than is None:
         return found is not None
-    return found.forecast.tokens_per_s > than.forecast.tokens_per_s * (1 + ALIKE_MARGIN)
-
-
-def _placed(request: PlanRequest, site: Site) -> Site:
-    """The site; one that is alone on its machine shares nothing with others, whichever machine it is."""
-    shared = site.shared
-    if shared is None or any(
-        each.shared is not None and each.shared.host == shared.host and each.name != site.name
-        for each in request.sites
-    ):
-        return site
-    return replace(site, shared=replace(shared, host=""))
+    return _rate(found) > _rate(than) * (1 + ALIKE_MARGIN)
 
 
 def kinds_of(request: PlanRequest) -> list[list[Site]]:
@@ -403,15 +382,21 @@ def kinds_of(request: PlanRequest) -> list[list[Site]]:
     shared, and leave to be the head."""
     network, kinds = request.network, list[list[Site]]()
     heads = {site.name for site in request.heads}
+    hosts = Counter(site.shared.host for site in request.sites if site.shared is not None)
+
+    def nameless(site: Site) -> tuple[Site, bool]:
+        shared = site.shared
+        if shared is not None and hosts[shared.host] == 1:
+            shared = replace(shared, host="")  # one that is alone on its machine shares nothing with others
+        return replace(site, name="", shared=shared), site.name in heads
+
     for site in request.sites:
         for kind in kinds:
-            one = kind[0]
-            alike = replace(_placed(request, site), name=one.name) == _placed(request, one)
-            alike = alike and (site.name in heads) == (one.name in heads)
-            others = [other.name for other in request.sites if other.name not in (site.name, one.name)]
-            if alike and (
-                network.is_uniform
-                or all(network.between(site.name, name) == network.between(one.name, name) for name in others)
+            pair = site.name, kind[0].name
+            others = [other.name for other in request.sites if other.name not in pair]
+            if nameless(site) == nameless(kind[0]) and (
+                not network.pairs
+                or all(network.between(pair[0], name) == network.between(pair[1], name) for name in others)
             ):
                 kind.append(site)
                 break

@@ -62,23 +62,23 @@ def layers_held(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder with gated feed-forward layers. `extra_params` are outside layers, embedding and `lm_head`.
+    """A decoder with gated feed-forward layers.
 
+    `positions`: tokens that it takes at most. `extra_params` are outside layers, embedding and `lm_head`.
     `is_tied`: `lm_head` has the embedding's weights. A mixture of experts counts those that one row runs
-    through: what a pass of one row reads, and less than what is in memory: `experts` are there, of which a
-    row runs through `experts_per_row`, `experts_shared` of them with the row before it, and each through
-    `shared_intermediate` neurons besides. `windows` are how many positions each layer sees (0: all; none
-    given: all see all). `inputs` are how many numbers a layer holds of a token where it does not hold keys
-    and values (0: it does; none given: all do), of `mixer_params` weights each in the place of attention's,
-    and `states` how many numbers its state has. `has_gates`: attention has as many outputs again for gates as
-    for queries. Where layers are unlike, `unlike` are the heads of each, `sources` to whose keys and values
-    it attends, and `mean_params` the weights of one on average. `table` are the weights of a layer's own
-    embedding of tokens, `carried` the most numbers that go with a hidden state. `has_mtp`: the model's
-    checkpoint has a layer that guesses further tokens. `filed_bytes` is what a weight takes on average as the
-    model's GGUF file packs it. `drafted`: tokens that a drafter's own `lm_head` chooses among, where these
-    are not all (0: they are).
+    through: `experts` are there, of which a row runs through `experts_per_row`, `experts_shared` of them with
+    the row before it, and each through `shared_intermediate` neurons besides. `windows` are how many
+    positions each layer sees (0: all; none given: all see all). `inputs` are how many numbers a layer holds
+    of a token in the place of keys and values (0: it holds these; none given: all do), with `mixer_params`
+    weights in the place of attention's, and `states` how many numbers its state has. `has_gates`: attention
+    has as many outputs again for gates as for queries. Where layers are unlike, `unlike` are the heads of
+    each, `sources` to whose keys and values it attends, and `mean_params` the weights of one on average.
+    `table` are the weights of a layer's own embedding of tokens, `carried` the most numbers that go with a
+    hidden state. `has_mtp`: the checkpoint has a layer that guesses further tokens. `filed_bytes`: a weight's
+    on average as the model's GGUF file packs it. `drafted`: tokens that a drafter's own `lm_head` chooses
+    among (0: all).
     """
 
     name: str
@@ -89,6 +89,7 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocabulary: int
+    positions: int = limits.CONTEXT_MAX
     extra_params: int = 0
     is_tied: bool = False
     experts: int = 1
@@ -189,6 +190,7 @@ def shape_of(spec: ModelSpec, name: str, filed_bytes: float = 0.0, *, has_mtp: b
         kv_heads=first.kv.count,
         head_dim=first.kv.width,
         vocabulary=spec.vocabulary,
+        positions=spec.context_max,
         is_tied=spec.is_tied,
         experts=1 if mixture is None else mixture.experts,
         experts_per_row=1 if mixture is None else mixture.chosen,
@@ -253,6 +255,7 @@ def eagle_shape(target: ModelShape) -> ModelShape:
         kv_heads=target.kv_heads,
         head_dim=target.head_dim,
         vocabulary=target.vocabulary,
+        positions=target.positions,
         extra_params=2 * target.hidden * target.hidden,
     )
 
@@ -297,62 +300,31 @@ def mtp_shape(target: ModelShape) -> ModelShape:
     )
 
 
-def _shape(
-    name: str,
-    layers: int,
-    hidden: int,
-    intermediate: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    vocabulary: int,
-    is_tied: bool = False,
-    *,
-    experts: int = 1,
-    experts_per_row: int = 1,
-    windows: tuple[int, ...] = (),
-) -> ModelShape:
-    """`intermediate` is an expert's width in a mixture."""
-    return ModelShape(
-        name=name,
-        layers=layers,
-        hidden=hidden,
-        intermediate=intermediate * experts_per_row,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocabulary=vocabulary,
-        is_tied=is_tied,
-        experts=experts,
-        experts_per_row=experts_per_row,
-        windows=windows,
-    )
-
-
+_GPT_OSS = ModelShape(
+    "gpt-oss-20b", 24, 2880, 4 * 2880, 64, 8, 64, 201088, 131072, experts=32, experts_per_row=4
+)
 _KNOWN = (  # from each model's published config.json
-    _shape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000),
-    _shape("llama-2-13b", 40, 5120, 13824, 40, 40, 128, 32000),
-    _shape("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000),
-    _shape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256),
-    _shape("llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256),
-    _shape("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, True),
-    _shape("llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, True),
-    _shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 64, 32000),
-    _shape("llama-68m", 2, 768, 3072, 12, 12, 64, 32000),
-    _shape("qwen2-7b", 28, 3584, 18944, 28, 4, 128, 152064),
-    _shape("qwen2.5-14b", 48, 5120, 13824, 40, 8, 128, 152064),
-    _shape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, True),
-    _shape("qwen3-1.7b", 28, 2048, 6144, 16, 8, 128, 151936, True),
-    _shape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, True),
-    _shape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936),
-    _shape("qwen3-14b", 40, 5120, 17408, 40, 8, 128, 151936),
-    _shape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936),
-    _shape("qwen3-30b-a3b", 48, 2048, 768, 32, 4, 128, 151936, experts=128, experts_per_row=8),
-    _shape(
-        "gpt-oss-20b", 24, 2880, 2880, 64, 8, 64, 201088, experts=32, experts_per_row=4, windows=(128, 0) * 12
-    ),
-    _shape("mixtral-8x7b", 32, 4096, 14336, 32, 8, 128, 32000, experts=8, experts_per_row=2),
-    _shape("olmoe-1b-7b", 16, 2048, 1024, 16, 16, 128, 50304, experts=64, experts_per_row=8),
+    ModelShape("llama-2-7b", 32, 4096, 11008, 32, 32, 128, 32000, 4096),
+    ModelShape("llama-2-13b", 40, 5120, 13824, 40, 40, 128, 32000, 4096),
+    ModelShape("llama-2-70b", 80, 8192, 28672, 64, 8, 128, 32000, 4096),
+    ModelShape("llama-3-8b", 32, 4096, 14336, 32, 8, 128, 128256, 8192),
+    ModelShape("llama-3-70b", 80, 8192, 28672, 64, 8, 128, 128256, 8192),
+    ModelShape("llama-3.2-1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072, is_tied=True),
+    ModelShape("llama-3.2-3b", 28, 3072, 8192, 24, 8, 128, 128256, 131072, is_tied=True),
+    ModelShape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 64, 32000, 2048),
+    ModelShape("llama-68m", 2, 768, 3072, 12, 12, 64, 32000, 2048),
+    ModelShape("qwen2-7b", 28, 3584, 18944, 28, 4, 128, 152064, 131072),
+    ModelShape("qwen2.5-14b", 48, 5120, 13824, 40, 8, 128, 152064, 131072),
+    ModelShape("qwen3-0.6b", 28, 1024, 3072, 16, 8, 128, 151936, 40960, is_tied=True),
+    ModelShape("qwen3-1.7b", 28, 2048, 6144, 16, 8, 128, 151936, 40960, is_tied=True),
+    ModelShape("qwen3-4b", 36, 2560, 9728, 32, 8, 128, 151936, 40960, is_tied=True),
+    ModelShape("qwen3-8b", 36, 4096, 12288, 32, 8, 128, 151936, 40960),
+    ModelShape("qwen3-14b", 40, 5120, 17408, 40, 8, 128, 151936, 40960),
+    ModelShape("qwen3-32b", 64, 5120, 25600, 64, 8, 128, 151936, 40960),
+    ModelShape("qwen3-30b-a3b", 48, 2048, 8 * 768, 32, 4, 128, 151936, 40960, experts=128, experts_per_row=8),
+    replace(_GPT_OSS, windows=(128, 0) * 12),
+    ModelShape("mixtral-8x7b", 32, 4096, 2 * 14336, 32, 8, 128, 32000, 32768, experts=8, experts_per_row=2),
+    ModelShape("olmoe-1b-7b", 16, 2048, 8 * 1024, 16, 16, 128, 50304, 4096, experts=64, experts_per_row=8),
 )
 _OF_DRAFTERS = (
     *map(eagle_shape, _KNOWN),
@@ -362,22 +334,6 @@ _OF_DRAFTERS = (
 SHAPES_ALIKE = 0.8
 """As `errors.ALIKE`; more, for all Llamas are alike, and few of them are meant."""
 SHAPES = {shape.name: shape for shape in (*_KNOWN, *_OF_DRAFTERS)}
-_POSITIONS = {
-    **dict.fromkeys(("tinyllama-1.1b", "llama-68m"), 2048),
-    **dict.fromkeys(("llama-2-7b", "llama-2-13b", "llama-2-70b", "olmoe-1b-7b"), 4096),
-    **dict.fromkeys(("llama-3-8b", "llama-3-70b"), 8192),
-    "mixtral-8x7b": 32_768,
-    **dict.fromkeys((shape.name for shape in _KNOWN if shape.name.startswith("qwen3")), 40_960),
-    **dict.fromkeys(("llama-3.2-1b", "llama-3.2-3b", "qwen2-7b", "qwen2.5-14b", "gpt-oss-20b"), 131_072),
-}
-"""`max_position_embeddings` in each model's published config.json."""
-assert _POSITIONS.keys() == {shape.name for shape in _KNOWN}
-
-
-def longest_context(shape: ModelShape) -> int:
-    """Tokens that the model of a known shape takes at most, or its drafter's model."""
-    name = next((name for name in _POSITIONS if shape.name.endswith(name)), "")
-    return _POSITIONS.get(name, limits.CONTEXT_MAX)
 
 
 def find_shape(name: str) -> ModelShape:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.plan.memory import PROCESS_BYTES, SYSTEM_SHARE, ModelWeights
+from flowspec.plan.memory import SYSTEM_SHARE, ModelWeights, SliceMemory, drafter_memory, stage_memory
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape
 from flowspec.plan.timing import DIRECT, LinkSpec
@@ -26,11 +26,10 @@ class SharedCores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A device of a cluster. `memory_bytes` is what all of our processes on it may take together.
+    """A device of a cluster; `memory_bytes` is what all of our processes there may take together.
 
-    `runs_stages` is False for a head's machine without a daemon. `shared` are the cores that a daemon shares
-    with others of its machine and with a drafter there, where its profile is that of one which computes
-    alone.
+    `runs_stages` is False for a head's machine without a daemon. `shared` are cores that a daemon shares with
+    others of its machine and a drafter there, where its profile is that of one which computes alone.
     """
 
     name: str
@@ -40,15 +39,15 @@ class Site:
     shared: SharedCores | None = None
 
 
+def whole_memory(profile: DeviceProfile) -> int:
+    """Bytes of a device that we may use: its system keeps a share to itself."""
+    return int(profile.memory_gb * 1e9 * (1 - SYSTEM_SHARE))
+
+
 def site(name: str, profile: DeviceProfile, limit_bytes: int | None = None) -> Site:
-    """A device whose system keeps a share of its memory to itself, and on which the user may allow us no more
-    than `limit_bytes`."""
-    free_bytes = int(profile.memory_gb * 1e9 * (1 - SYSTEM_SHARE))
-    return Site(
-        name=name,
-        profile=profile,
-        memory_bytes=free_bytes if limit_bytes is None else min(free_bytes, limit_bytes),
-    )
+    """A device on which the user may allow us no more than `limit_bytes`."""
+    size = whole_memory(profile)
+    return Site(name=name, profile=profile, memory_bytes=min(size, limit_bytes or size))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +60,6 @@ class Network:
     def between(self, first: str, second: str) -> LinkSpec:
         """A device's link to itself takes no time."""
         return DIRECT if first == second else self.pairs.get(frozenset((first, second)), self.default)
-
-    @property
-    def is_uniform(self) -> bool:
-        return all(link == self.default for link in self.pairs.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +101,26 @@ class PlanRequest:
     def stage_sites(self) -> Sequence[Site]:
         return [each for each in self.sites if each.runs_stages]
 
+    def stage_memory(
+        self, precision: str, layers: int, *, first: bool, last: bool, begin: int | None = None
+    ) -> SliceMemory:
+        """What a slice of so many layers takes, from `begin` on (None: any)."""
+        return stage_memory(
+            self.shape,
+            self.weights,
+            precision,
+            layers,
+            first=first,
+            last=last,
+            context=self.context,
+            users=self.users,
+            cache=self.cache,
+            begin=begin,
+        )
 
-def process_bytes(count: int) -> int:
-    """What `count` of our processes take before anything is loaded."""
-    return count * PROCESS_BYTES
+    def drafter_bytes(self, precision: str) -> int:
+        """What the drafter takes at the head; 0 where it has no model."""
+        if self.drafter is None or self.drafter.shape is None:
+            return 0
+        need = drafter_memory(self.drafter.shape, precision, context=self.context, users=self.users)
+        return need.total_bytes

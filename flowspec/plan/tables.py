@@ -77,8 +77,8 @@ def find_file(name: str, folder: str, what: str, taken: str = "a .toml file") ->
     """A `.toml` file, or a shipped one by its name; raises `InputError` that begins with `what`."""
     shipped = shipped_files(folder)
     if name not in shipped and not name.endswith(".toml"):
-        told = f"{taken} or one of {', '.join(sorted(shipped))}"
-        raise InputError(f"{what}: expected {told}, got {name!r:.80}{meant(name, shipped)}")
+        expected = f"{taken} or one of {', '.join(sorted(shipped))}"
+        raise InputError(f"{what}: expected {expected}, got {name!r:.80}{meant(name, shipped)}")
     return shipped.get(name, Path(name))
 
 

@@ -1,13 +1,11 @@
-"""Tensor parallelism over Ethernet, as distributed-llama does it: every matrix is cut into equal parts, one
-for each board, and boards exchange what they have twice a layer. What it would give, by formula.
+"""Tensor parallelism over Ethernet, as distributed-llama does it (b4rtaz/distributed-llama, `src/llm.cpp` and
+README of 2025): what it would give, by formula.
 
-Its source and documents (b4rtaz/distributed-llama, `src/llm.cpp` and README of 2025) say: 1, 2, 4, 8 ...
-boards, no more than the model has heads of keys and values; behind attention and behind the feed-forward
-network each board sends its part of the sum, hidden states in Q80 (34 bytes for 32 numbers), to every other
-one; `lm_head` is cut, too, and its float32 logits are gathered at the root.
-
-Computing and reading are the profile's, by the boards' number, and so is what a layer costs whatever its
-size, but for `OVERHEAD`. `docs/rivals.md` has the published figures beside this.
+1, 2, 4, 8 ... boards, no more than the model has heads of keys and values, hold equal parts of every matrix.
+Behind attention and behind the feed-forward network each sends its part of the sum, hidden states in Q80 (34
+bytes for 32 numbers), to every other one; `lm_head` is cut, too, and its float32 logits are gathered at the
+root. Computing and reading are the profile's, by the boards' number, and so is what a layer costs whatever
+its size, but for `OVERHEAD`. `docs/rivals.md` has the published figures.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from itertools import combinations
 from msgspec import structs
 
 from flowspec.plan.cost import head_curve, layers_curve
-from flowspec.plan.memory import PROCESS_BYTES, stage_memory
+from flowspec.plan.memory import PROCESS_BYTES
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.shape import ModelShape
 from flowspec.plan.sites import PlanRequest, Site
@@ -43,16 +41,14 @@ def best_cut(request: PlanRequest, precision: str) -> tuple[float, int] | None:
     if is_unusual or precision not in ("int4", "gguf"):
         return None
     ranked = sorted(request.stage_sites, key=lambda each: -each.profile.bytes_per_s())
-    found = []
-    count = 2
-    while count <= min(len(ranked), shape.kv_heads):
+    most, found = min(len(ranked), shape.kv_heads), []
+    for count in (1 << doublings for doublings in range(1, most.bit_length())):
         chosen = ranked[:count]
         if _fits(chosen, request, precision):
             links = [request.network.between(one.name, other.name) for one, other in combinations(chosen, 2)]
             slowest = max(links, key=lambda link: link.delay_s + link.transfer_s(1e4))
             boards = [each.profile for each in chosen]
             found.append((token_s(boards, slowest, shape, precision, request.typical_context), count))
-        count *= 2
     return min(found, default=None)
 
 
@@ -80,17 +76,7 @@ def _fits(chosen: Sequence[Site], request: PlanRequest, precision: str) -> bool:
     """Whether each board holds its part of weights and caches, with room to work and a process, and the one
     with the most memory, the root, the embedding, too."""
     parts, whole = (
-        stage_memory(
-            request.shape,
-            request.weights,
-            precision,
-            request.shape.layers,
-            first=is_first,
-            last=True,
-            context=request.context,
-            users=request.users,
-            cache=request.cache,
-        )
+        request.stage_memory(precision, request.shape.layers, first=is_first, last=True)
         for is_first in (False, True)
     )
     part = (parts.weight_bytes + parts.cache_bytes) // len(chosen) + parts.work_bytes + PROCESS_BYTES

@@ -108,3 +108,4 @@ class LinkSpec:
 
 
 DIRECT = LinkSpec()
+GIGABIT = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)

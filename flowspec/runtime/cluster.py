@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.plan.placement import StagePlan
-from flowspec.plan.split import checked_split, even_split
+from flowspec.plan.placement import StagePlan, checked_split, even_split
 
 CONTEXT_DEFAULT = 4096
 PORT_DEFAULT = 7700

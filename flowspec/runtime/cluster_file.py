@@ -17,14 +17,14 @@ from flowspec.errors import InputError
 from flowspec.plan.profile import DeviceProfile, find_profile
 from flowspec.plan.sites import Network
 from flowspec.plan.tables import Table, Texts, at, read_toml
-from flowspec.plan.timing import LinkSpec
+from flowspec.plan.timing import GIGABIT, LinkSpec
 from flowspec.runtime.cluster import PORT_DEFAULT, Device, parse_bytes, stage_devices
 from flowspec.runtime.transport import split_address
 from flowspec.validation import PRINTABLE, Misfit, Told, expect
 
 HEAD = "head"
 """Where a `[[drafter]]` runs that is not on a device."""
-LINK_DEFAULT = LinkSpec(bandwidth_mbps=1000, delay_s=0.0005)
+LINK_DEFAULT = GIGABIT
 """Of a cable between two boards that nobody measured."""
 SSH_TARGET = r"(?a)\A(\w[\w.-]*@)?\w[\w.:-]*\Z"
 """`user@host` or `host` and nothing that ssh or a shell would take for something else."""

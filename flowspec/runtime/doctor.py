@@ -27,10 +27,10 @@ from flowspec.errors import ClusterError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
 from flowspec.model.weights import Span
+from flowspec.plan.advice import ModelDoesNotFitError
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory, mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
-from flowspec.plan.refusal import ModelDoesNotFitError
-from flowspec.plan.speed import why_insane
+from flowspec.plan.profile import why_insane
 from flowspec.rounding import rounded
 from flowspec.runtime.cluster import Device, check_local, split_layers
 from flowspec.runtime.decoding import Decoding
@@ -134,7 +134,7 @@ def find_needs(options: ClusterOptions, devices: Sequence[Device], keys: Keyring
         try:
             stages = choose_for(options, files, surveyor, plan, Decoding()).stages(devices)
         except ModelDoesNotFitError as refusal:
-            shares = {each.name: each.layers for each in refusal.shortfalls}
+            shares = {each.site.name: each.layers for each in refusal.shortfalls}
             there = [device for device in devices if device.name in shares]
             stages = split_layers(there, sum(shares.values()), [shares[device.name] for device in there])
         except ClusterError:  # a device that does not answer is told of by itself

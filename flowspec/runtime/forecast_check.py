@@ -107,7 +107,7 @@ def _and(names: Sequence[str]) -> str:
 
 def _stages(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[Cause]:
     """How many times as long as predicted stages computed; those that are slow for one reason together."""
-    times = Partition(request).times(plan.split.arrangement)
+    times = Partition(request).times(plan)
     slow: dict[str, list[tuple[float, str]]] = {}
     for index, stage in enumerate(plan.stages):
         hops = [hop[index] for hop in measured.hops if index < len(hop) and hop[index].rows]
@@ -163,7 +163,7 @@ def _seconds(times: Times, index: int, layers: int, rows: int) -> float:
 def _links(request: PlanRequest, plan: Plan, measured: Measured) -> Iterator[Cause]:
     if all(host == HERE for host in measured.hosts.values()):
         return  # what a message waits for within a machine are its cores
-    times = Partition(request).times(plan.split.arrangement)
+    times = Partition(request).times(plan)
     predicted_s = float(np.interp(plan.forecast.nodes, times.nodes, times.links_s))
     if measured.links_s < LINKS_SHARE * plan.forecast.trip_s or not predicted_s:
         return

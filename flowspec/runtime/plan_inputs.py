@@ -14,9 +14,9 @@ from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
 from flowspec.model.layer_by_layer import TABLE
-from flowspec.plan.memory import FiledBytes, ModelWeights, drafter_memory, stage_memory, weights_of
+from flowspec.plan.memory import PROCESS_BYTES, FiledBytes, ModelWeights, weights_of
 from flowspec.plan.shape import ModelShape
-from flowspec.plan.sites import PlannedDrafter, PlanRequest, process_bytes
+from flowspec.plan.sites import PlannedDrafter, PlanRequest
 from flowspec.runtime.cluster_file import HEAD
 
 TYPICAL_CONTEXT_MAX = 512
@@ -90,26 +90,11 @@ def _filed(files: ModelFiles, is_tied: bool) -> FiledBytes:
 def enough_bytes(request: PlanRequest) -> int:
     """What no device of a plan can take more than: all layers, the drafter, and the processes of a stage and
     of the head."""
-    found = []
-    for precision in request.precisions:
-        whole = stage_memory(
-            request.shape,
-            request.weights,
-            precision,
-            request.shape.layers,
-            first=True,
-            last=True,
-            context=request.context,
-            users=request.users,
-            cache=request.cache,
-        )
-        size = whole.total_bytes + process_bytes(2)
-        if request.drafter is not None and request.drafter.shape is not None:
-            size += drafter_memory(
-                request.drafter.shape, precision, context=request.context, users=request.users
-            ).total_bytes
-        found.append(size)
-    return max(found)
+    return 2 * PROCESS_BYTES + max(
+        request.stage_memory(precision, request.shape.layers, first=True, last=True).total_bytes
+        + request.drafter_bytes(precision)
+        for precision in request.precisions
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

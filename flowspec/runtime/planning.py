@@ -9,13 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowspec.errors import ClusterError
-from flowspec.plan.absence import among
+from flowspec.plan.advice import ModelDoesNotFitError, among, plan_or_refuse, why_left_out
 from flowspec.plan.cost import layers_curve
-from flowspec.plan.left_out import why_left_out
 from flowspec.plan.memory import mib
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
-from flowspec.plan.refusal import ModelDoesNotFitError, plan_or_refuse
 from flowspec.plan.sites import PlanRequest
 from flowspec.plan.timing import Curve
 from flowspec.rounding import rounded
@@ -139,12 +137,10 @@ def choose(request: PlanRequest, found: Survey) -> Chosen:
     missing.
     """
     try:
-        plan = plan_or_refuse(steadied(request))
+        plan = plan_or_refuse(steadied(request), found.limited)
     except ModelDoesNotFitError as error:
         if not found.absent:
-            raise ModelDoesNotFitError(
-                error.reason, list(error.shortfalls), list(error.options), found.limited
-            ) from None
+            raise
         name, why = next(iter(found.absent.items()))
         others = f", as {len(found.absent) - 1} more" if len(found.absent) > 1 else ""
         missing = mib(sum(each.short_bytes for each in error.shortfalls))

@@ -32,8 +32,8 @@ from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.spec import spec_of
 from flowspec.model.trials import prepare, shown_to
+from flowspec.plan.advice import ModelDoesNotFitError
 from flowspec.plan.placement import ClusterPlan
-from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import shape_of
 from flowspec.plan.sites import PlanRequest
 from flowspec.plan.timing import slowest

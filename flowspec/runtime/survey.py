@@ -23,9 +23,8 @@ from flowspec.core.protocol.device_messages import AskFacts, Facts, LinkFacts
 from flowspec.errors import ClusterError
 from flowspec.host_memory import host_memory
 from flowspec.plan.memory import PROCESS_BYTES
-from flowspec.plan.profile import DeviceProfile
+from flowspec.plan.profile import DeviceProfile, completed, profile_of, why_insane
 from flowspec.plan.sites import Network, SharedCores, Site
-from flowspec.plan.speed import completed, profile_of, why_insane
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import timeouts
 from flowspec.runtime.cluster import Device

@@ -49,8 +49,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import Features, Release, Verified
 from flowspec.errors import PeerError
-from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of
-from flowspec.plan.split import weighted_split
+from flowspec.plan.placement import ClusterPlan, StagePlan, assigns_of, weighted_split
 from flowspec.plan.timing import Curve
 from flowspec.sim.clock import Alarm, Clock
 from flowspec.sim.drafter import FakeDrafter

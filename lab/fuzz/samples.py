@@ -69,8 +69,7 @@ from flowspec.core.protocol.model_spec import (
     SlidingWindow,
 )
 from flowspec.core.protocol.types import Message
-from flowspec.plan.profile import find_profile
-from flowspec.plan.speed import speed_of
+from flowspec.plan.profile import find_profile, speed_of
 from flowspec.wire.codec import BYTES, DTYPE_BYTES, Envelope, Tensor, encode
 
 Frames = list[bytes]

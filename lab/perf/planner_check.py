@@ -29,16 +29,16 @@ import numpy as np
 import numpy.typing as npt
 
 from flowspec.bench.console import progress
-from flowspec.bench.planned import simulated
 from flowspec.plan.memory import weights_of
 from flowspec.plan.partition import Arrangement, Partition
+from flowspec.plan.placement import even_split, weighted_split
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.profile import find_profile, profile_names
 from flowspec.plan.shape import eagle_shape, find_shape
 from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, Site, site
-from flowspec.plan.split import even_split, weighted_split
 from flowspec.plan.timing import LinkSpec
 from lab.command import Parser, run_command, show
+from lab.perf.planned import simulated
 
 Floats = npt.NDArray[np.float64]
 
@@ -177,7 +177,7 @@ def checked(number: int, users: int, answers: int, tokens: int) -> Outcome | Non
         tokens_per_s=own_rate,
         rate_error=error,
         even_tokens_per_s=even_rate,
-        memory_tokens_per_s=even_rate if memory.split == even.split else rate(memory),
+        memory_tokens_per_s=even_rate if memory == even else rate(memory),
         even_fits=fits(even),
         memory_fits=fits(memory),
         memory_share=max(_shares(plan)),

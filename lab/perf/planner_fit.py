@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 
 from flowspec.bench.console import progress
-from flowspec.bench.planned import simulated
 from flowspec.cli.options import reals
 from flowspec.errors import InputError
 from flowspec.plan.forecast import (
@@ -32,16 +31,16 @@ from flowspec.plan.forecast import (
     MANY_ROWS,
     NODES,
     Correction,
-    Guessing,
     Rated,
     plain_rates,
     seconds_per_token,
 )
 from flowspec.plan.partition import Arrangement, Partition
-from flowspec.plan.planner import DoesNotFit, Plan, described, make_plan
+from flowspec.plan.placement import weighted_split
+from flowspec.plan.planner import DoesNotFit, Plan, describe, make_plan
 from flowspec.plan.sites import PlanRequest, Site
-from flowspec.plan.split import weighted_split
 from lab.command import Parser, chosen, run_command, show
+from lab.perf.planned import simulated
 from lab.perf.planner_check import ANSWERS_FIRST, drawn
 
 KINDS = ("planned", "moved", "one device", "two devices", "several devices")
@@ -81,9 +80,9 @@ def arranged(request: PlanRequest, number: int) -> tuple[Arrangement, tuple[int,
             plan = make_plan(request, guesses=True)
         except DoesNotFit:
             return None
-        arrangement, layers = plan.split.arrangement, plan.split.layers
-        weights = [count * chance.uniform(0.5, 1.5) for count in layers]
-        return arrangement, layers if kind == 0 else tuple(weighted_split(request.shape.layers, weights))
+        weights = [count * chance.uniform(0.5, 1.5) for count in plan.layers]
+        moved = tuple(weighted_split(request.shape.layers, weights))
+        return plan, plan.layers if kind == 0 else moved
     several = range(3, min(len(request.sites), request.shape.layers) + 1)
     if kind == 4 and not several:
         return None
@@ -112,8 +111,7 @@ def sampled(number: int, acceptances: Sequence[float] = ()) -> Sample | None:
         return None
     arrangement, layers = found
     partition = Partition(request)
-    plan: Plan = described(partition, partition.rated(arrangement, layers), None)
-    guessing = partition.guessing(arrangement)
+    plan: Plan = describe(partition, partition.rated(arrangement, layers), None)
     slot_s, trip_s = _slots_s(partition, arrangement, layers)
     plain_s = _slots_s(partition, replace(arrangement, guesses=False), layers)
     rate, _ = simulated(request, plan, answers=ANSWERS, tokens=TOKENS, first=ANSWERS_FIRST + 100 * number)
@@ -121,8 +119,8 @@ def sampled(number: int, acceptances: Sequence[float] = ()) -> Sample | None:
         mix=number,
         kind=KINDS[number % len(KINDS)],
         stages=len(layers),
-        acceptance=float(guessing.acceptance),
-        pass_s=float(guessing.pass_s),
+        acceptance=0.0 if request.drafter is None else request.drafter.acceptance,
+        pass_s=partition.pass_s(arrangement),
         slot_s=tuple(slot_s.tolist()),
         trip_s=tuple(trip_s.tolist()),
         plain_tokens_per_s=float(plain_rates(*plain_s, np.ones(1), 1)[0]),
@@ -144,9 +142,8 @@ def column(samples: Sequence[Sample], name: str) -> F64:
 def predict(samples: Sequence[Sample]) -> tuple[F64, F64, F64]:
     """What `seconds_per_token` says of each sample and each of `NODES`."""
     acceptance, pass_s = (column(samples, name)[:, None, None] for name in ("acceptance", "pass_s"))
-    drafters, nodes = Guessing(acceptance=acceptance, pass_s=pass_s), np.array(NODES, dtype=np.float64)
     slot_s, trip_s = column(samples, "slot_s"), column(samples, "trip_s")
-    return seconds_per_token(slot_s, trip_s, nodes, drafters)
+    return seconds_per_token(slot_s, trip_s, np.array(NODES, dtype=np.float64), acceptance, pass_s)
 
 
 def rated(samples: Sequence[Sample]) -> Rated:

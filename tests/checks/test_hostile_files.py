@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowspec.bench.experiment import read_experiment, read_setups
-from flowspec.plan.profile import read_profile
-from flowspec.plan.speed import completed, profile_of, speed_of
+from flowspec.plan.profile import completed, profile_of, read_profile, speed_of
 from flowspec.plan.tables import shipped_files
 from tests.bench.benches import STEPS
 from tests.mutations import mutants, one_line_at_most, toml_file

@@ -42,7 +42,10 @@ def test_a_list_for_people_and_the_same_for_programs(
     assert (small["is_here"], small["acceptance"]) == (False, None)
 
 
-def test_a_plan_takes_what_is_here(hub_cache: Path, known_model: str, run: Run) -> None:
+def test_a_plan_takes_what_is_here(
+    hub_cache: Path, known_model: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     put(hub_cache, HEAD, content(DEMO_FOLDER / "eagle"))
     args = ("plan", "--model", known_model, "--devices", "2x", "raspberry-pi-5")
     text = run(*args).out

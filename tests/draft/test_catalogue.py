@@ -27,8 +27,8 @@ from flowspec.draft.catalogue import (
 )
 from flowspec.draft.registry import BY_FILES, FALLBACK
 from flowspec.model.files import DEMO_FOLDER, ModelFiles
+from flowspec.plan.advice import ModelDoesNotFitError
 from flowspec.plan.placement import ClusterPlan
-from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import shape_of
 from flowspec.runtime import session
 from flowspec.runtime.decoding import AUTO, Decoding, choose_drafter

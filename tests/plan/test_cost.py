@@ -21,9 +21,8 @@ from flowspec.plan.cost import (
     weights_curve,
 )
 from flowspec.plan.profile import DeviceProfile, KernelRates, find_profile, profile_names
-from flowspec.plan.shape import eagle_shape, find_shape
+from flowspec.plan.shape import ModelShape, eagle_shape, find_shape
 from flowspec.plan.timing import EXPERTS_SHARED
-from tests.plan.shapes import shape_of
 
 BOARD = DeviceProfile(
     name="board",
@@ -38,7 +37,7 @@ BOARD = DeviceProfile(
 )
 """10 GB/s, and 0.5 TFLOP/s in float16: 50 operations for each byte, so 50 rows for two bytes and two
 operations."""
-SHAPE = shape_of("small", 4, 1000, 2000, 10, 5, 100, 5000)
+SHAPE = ModelShape("small", 4, 1000, 2000, 10, 5, 100, 5000)
 """2 * 1000 * 100 * (10 + 5) + 3 * 1000 * 2000 = 9 million weights a layer."""
 ROWS = st.integers(1, 512)
 CONTEXTS = st.integers(0, 8192)

@@ -18,15 +18,14 @@ from flowspec.core.stage.slots import WORK_BYTES
 from flowspec.draft.registry import PLANNED_FALLBACK
 from flowspec.errors import InputError
 from flowspec.plan import planner
-from flowspec.plan.absence import among
-from flowspec.plan.advice import fitting_options, improvements, shortfalls
+from flowspec.plan.advice import among, fitting_options, improvements, shortfalls
 from flowspec.plan.memory import PROCESS_BYTES, SliceMemory, cache_bytes, weights_of
 from flowspec.plan.partition import Arrangement, Partition
+from flowspec.plan.placement import checked_split, even_split, weighted_split
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan, rate_split
 from flowspec.plan.profile import find_profile
 from flowspec.plan.shape import ModelShape, eagle_shape, find_shape, layers_held
 from flowspec.plan.sites import Network, PlannedDrafter, PlanRequest, SharedCores, site
-from flowspec.plan.split import checked_split, even_split, weighted_split
 from flowspec.plan.timing import LinkSpec
 from lab.perf.planner_check import drawn
 
@@ -63,7 +62,7 @@ def test_a_machine_that_is_only_the_heads_runs_no_stage(boards: tuple[str, ...])
     large = find_shape("llama-2-70b")
     sites = (*request.sites, best)
     huge = replace(request, shape=large, weights=weights_of(large), sites=sites, head="laptop")
-    assert "laptop" not in {each.name for each in shortfalls(huge)}
+    assert "laptop" not in {each.site.name for each in shortfalls(huge)}
 
 
 def test_a_plan_is_the_faster_with_guesses_or_without_as_a_local_search_finds(
@@ -164,14 +163,13 @@ def test_more_users_get_more_together_and_the_fastest_precision_that_fits() -> N
 
 
 def test_what_helps_is_planned_anew_and_sorted() -> None:
-    request = request_of(
-        *["jetson-orin-nano"] * 5, network=Network(default=LinkSpec(bandwidth_mbps=20, delay_s=0.02))
-    )
-    plan = make_plan(request)
-    found = {option.text: option for option in improvements(request, plan)}
-    gigabit = make_plan(replace(request, network=Network(default=FAST))).forecast.tokens_per_s
-    assert found["gigabit links"].tokens_per_s == gigabit
-    assert found["gigabit links"].gain == pytest.approx(gigabit / plan.forecast.tokens_per_s - 1)
+    slow = Network(default=LinkSpec(bandwidth_mbps=20, delay_s=0.02))
+    request = request_of(*["jetson-orin-nano"] * 5, network=slow)
+    plan, faster = make_plan(request), replace(request, network=Network(default=FAST))
+    found = {option.text: option for option in improvements(request, plan, [("faster links", faster)])}
+    rate = make_plan(faster).forecast.tokens_per_s
+    assert found["faster links"].tokens_per_s == rate
+    assert found["faster links"].gain == pytest.approx(rate / plan.forecast.tokens_per_s - 1)
     assert "int4" in found
     rates = [option.tokens_per_s for option in found.values()]
     assert rates == sorted(rates, reverse=True)
@@ -193,7 +191,7 @@ def test_a_model_that_does_not_fit_comes_with_shortfalls_and_options_that_do() -
         make_plan(request)
     short = shortfalls(request)
     assert sum(each.layers for each in short) == 32
-    assert any(each.short_bytes == each.need_bytes - each.have_bytes > 0 for each in short)
+    assert any(each.short_bytes == each.total_bytes - each.site.memory_bytes > 0 for each in short)
     options = {option.text: option.tokens_per_s for option in fitting_options(request)}
     assert options["int8"] == make_plan(replace(request, precisions=("int8",))).forecast.tokens_per_s
     assert any(text.startswith("one jetson-orin-nano more") for text in options)

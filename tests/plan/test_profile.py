@@ -18,7 +18,6 @@ from flowspec.plan.profile import EXPERT_SHARE_CPU, EXPERT_SHARE_GPU, find_profi
 from flowspec.plan.shape import ModelShape, find_shape
 from flowspec.plan.sites import Network, PlanRequest, site
 from flowspec.plan.timing import LinkSpec
-from tests.plan.shapes import shape_of
 
 DEVICES = Path(__file__).parents[2] / "devices"
 BOARDS = sorted(DEVICES.glob("*.toml"))
@@ -125,8 +124,8 @@ def test_a_file_that_is_not_there_or_no_text_is_named(tmp_path: Path) -> None:
 OFF = 0.10
 CONTEXT = 150
 """Tokens of context on average of such runs: a short prompt, and an answer of one or two hundred tokens."""
-GEMMA = shape_of("gemma-2b", 18, 2048, 16384, 8, 1, 256, 256000, is_tied=True)
-QWEN = shape_of("qwen1.5-1.8b", 24, 2048, 5504, 16, 16, 128, 151936)
+GEMMA = ModelShape("gemma-2b", 18, 2048, 16384, 8, 1, 256, 256000, is_tied=True)
+QWEN = ModelShape("qwen1.5-1.8b", 24, 2048, 5504, 16, 16, 128, 151936)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

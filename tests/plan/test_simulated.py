@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from flowspec.bench.cases import synthetic_cases
 from flowspec.bench.experiment import AR, Setup
-from flowspec.bench.planned import first_token_s, simulated, testbed_of
 from flowspec.bench.simulated import run_many
-from flowspec.cli.plan import add_arguments
-from flowspec.cli.plan_request import read_plan_inputs
+from flowspec.cli.plan import add_arguments, read_plan_inputs
 from flowspec.core.protocol.messages import Sampling
-from flowspec.plan.forecast import HEAD_S, Guessing, guessing_rates, plain_rates, seconds_per_token
-from flowspec.plan.planner import make_plan
+from flowspec.plan.forecast import HEAD_S, guessing_rates, plain_rates, seconds_per_token
+from flowspec.plan.planner import first_token_s, make_plan
 from flowspec.plan.sites import PlanRequest
 from lab.perf import planner_fit
+from lab.perf.planned import simulated, testbed_of
 from lab.perf.planner_check import compare, fits, planned
 from tests.nightly import nightly
 
@@ -91,9 +90,7 @@ TIMES = st.floats(0.002, 2.0)
 
 
 def one(slot_s: float, trip_s: float, nodes: float, acceptance: float, pass_s: float = 0.001) -> float:
-    found, _, _ = seconds_per_token(
-        np.array(slot_s), np.array(trip_s), np.array(nodes), Guessing(acceptance=acceptance, pass_s=pass_s)
-    )
+    found, _, _ = seconds_per_token(np.array(slot_s), np.array(trip_s), np.array(nodes), acceptance, pass_s)
     return float(found)
 
 
@@ -124,9 +121,8 @@ def test_plain_decoding_takes_a_trip_and_users_share_slots_but_are_faster_togeth
     assert plain_rates(slot_s, trip_s, nodes, 4)[0] == pytest.approx(4 / (0.4 + HEAD_S))
     assert plain_rates(slot_s, trip_s, nodes, 100) == pytest.approx([10, 20, 4 / 0.12])
     slot_s, trip_s, nodes = np.array([0.1]), np.array([0.8]), np.array([16.0])
-    guessing = Guessing(acceptance=0.635, pass_s=0.005)
     one_user, eight = (
-        float(guessing_rates(slot_s, trip_s, nodes, guessing, users)[0].max()) for users in (1, 8)
+        float(guessing_rates(slot_s, trip_s, nodes, 0.635, 0.005, users)[0].max()) for users in (1, 8)
     )
     assert one_user < eight <= 8 * one_user * (1 + 1e-9)
     assert one_user == pytest.approx(1 / one(0.1, 0.8, 16, 0.635, 0.005))

@@ -6,11 +6,10 @@ import pytest
 
 from flowspec.plan.memory import weights_of
 from flowspec.plan.profile import DeviceProfile, find_profile
-from flowspec.plan.shape import find_shape
+from flowspec.plan.shape import ModelShape, find_shape
 from flowspec.plan.sites import Network, PlanRequest, site
 from flowspec.plan.tensor_parallel import best_cut, token_s
 from flowspec.plan.timing import LinkSpec
-from tests.plan.shapes import shape_of
 
 PING = LinkSpec(bandwidth_mbps=1000, delay_s=0.226e-3 / 2)
 """Between two Pi 5s on a switch (danielcorrea-hellomatik/distributed-llama)."""
@@ -26,7 +25,7 @@ def test_tensor_parallelism_reads_a_part_and_waits_twice_a_layer() -> None:
         compute_efficiency=1.0,
         layer_us=1000,
     )
-    shape = shape_of("small", 3, 1024, 2048, 8, 8, 128, 4000)
+    shape = ModelShape("small", 3, 1024, 2048, 8, 8, 128, 4000)
     weights = 3 * (4 * 1024 * 1024 + 3 * 1024 * 2048) + 4000 * 1024
     reading_s = weights * 4 / 10e9 / 4
     one_s = 0.002 + 3 * 1024 * 34 / 32 * 8 / 100e6

@@ -20,8 +20,7 @@ from flowspec.core.head.events import (
 )
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
-from flowspec.plan.placement import ClusterPlan, StagePlan
-from flowspec.plan.split import weighted_split
+from flowspec.plan.placement import ClusterPlan, StagePlan, weighted_split
 from flowspec.plan.timing import DIRECT, INSTANT, Curve, LinkSpec
 from flowspec.runtime import timeouts
 from flowspec.runtime.decoding import Decoding

@@ -13,12 +13,12 @@ import pytest
 from flowspec.core.protocol.messages import Hop
 from flowspec.draft.registry import find_drafter
 from flowspec.errors import ClusterError
+from flowspec.plan.advice import ModelDoesNotFitError
 from flowspec.plan.memory import weights_of
 from flowspec.plan.partition import Partition
 from flowspec.plan.placement import ClusterPlan, StagePlan
 from flowspec.plan.planner import DoesNotFit, Plan, make_plan
 from flowspec.plan.profile import DeviceProfile, find_profile
-from flowspec.plan.refusal import ModelDoesNotFitError
 from flowspec.plan.shape import find_shape
 from flowspec.plan.sites import Network, PlanRequest, SharedCores, Site, site
 from flowspec.plan.timing import LinkSpec
@@ -206,7 +206,7 @@ REQUEST = PlanRequest(
 )
 PLAN = make_plan(REQUEST)
 RATE = PLAN.forecast.tokens_per_s
-TIMES = Partition(REQUEST).times(PLAN.split.arrangement)
+TIMES = Partition(REQUEST).times(PLAN)
 ROWS = int(TIMES.nodes[2])
 
 

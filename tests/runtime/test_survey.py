@@ -17,9 +17,8 @@ from msgspec import structs
 from flowspec.core.protocol.device_messages import Board, Facts, LinkFacts
 from flowspec.errors import ClusterError, InputError
 from flowspec.plan.memory import PROCESS_BYTES
-from flowspec.plan.profile import find_profile
+from flowspec.plan.profile import find_profile, speed_of
 from flowspec.plan.sites import SharedCores
-from flowspec.plan.speed import speed_of
 from flowspec.plan.timing import LinkSpec
 from flowspec.runtime import survey as module
 from flowspec.runtime.cluster import Device

@@ -40,8 +40,7 @@ from flowspec.model.arithmetic import build
 from flowspec.model.arithmetic.compiled import threads
 from flowspec.model.files import ModelFiles
 from flowspec.model.trials import prepare, processor, run_trial, shown_to, torch_version
-from flowspec.plan.profile import read_profile
-from flowspec.plan.speed import speed_of
+from flowspec.plan.profile import read_profile, speed_of
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.device.board import interface_of, read_board, read_number, read_text, run_tool
 from flowspec.runtime.device.links import BRIEF, GLANCE, TRYING_S, measure_link

@@ -15,8 +15,7 @@ from flowspec.core.protocol.precision import PRECISION_BYTES
 from flowspec.model.engines import Cpu
 from flowspec.model.parts import Linear, Packed, RowsFunction
 from flowspec.model.trials import prepare
-from flowspec.plan.profile import find_profile, profile_names
-from flowspec.plan.speed import completed, profile_of, speed_of
+from flowspec.plan.profile import completed, find_profile, profile_names, profile_of, speed_of
 from flowspec.runtime.device import probe as probing
 from flowspec.runtime.device import report as module
 from flowspec.runtime.device.probe import Sizes, probe

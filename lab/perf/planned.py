@@ -8,31 +8,24 @@ from statistics import mean, stdev
 from flowspec.bench.cases import PROMPT_TOKENS, synthetic_cases
 from flowspec.bench.drafters import DrafterForEach, Synthetic
 from flowspec.bench.experiment import AR, OURS, SYNTHETIC, Setup, Testbed
-from flowspec.bench.simulated import Drafters, run_many, sampling_curve, stage_curves
-from flowspec.core.head.prompt_chunks import chunk_rows
-from flowspec.core.protocol import limits
+from flowspec.bench.simulated import Drafters, run_many
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import FlowSpecError
-from flowspec.plan.cost import row_bytes
-from flowspec.plan.partition import HEADER_BYTES, NODE_BYTES, Partition
+from flowspec.plan.partition import Partition
 from flowspec.plan.planner import Plan
 from flowspec.plan.sites import PlanRequest
-from flowspec.plan.timing import slowest
 
 WARM_UP_TOKENS = 16
 PLAIN_TOKENS = 24
 """Of an answer without guesses, whose tokens all take the same time; times the users, who begin one after
 another."""
-PROMPTS = (512, 4000, 16000)
-"""Tokens of prompts whose first token is foretold, where the context has room for them."""
 
 
 def testbed_of(request: PlanRequest, plan: Plan) -> Testbed:
     """The plan's devices; those that share their cores are slowed as the planner supposes."""
-    arrangement, partition = plan.split.arrangement, Partition(request)
+    partition = Partition(request)
     *devices, head = (
-        place.profile.slowed(partition.slowdown(arrangement, place))
-        for place in (*arrangement.order, arrangement.head)
+        place.profile.slowed(partition.slowdown(plan, place)) for place in (*plan.order, plan.head)
     )
     return Testbed(
         name=request.shape.name,
@@ -41,9 +34,9 @@ def testbed_of(request: PlanRequest, plan: Plan) -> Testbed:
         link=request.network.default,
         shape=request.shape,
         drafter_shape=None if request.drafter is None else request.drafter.shape,
-        precision=arrangement.precision,
-        split=plan.split.layers,
-        hops=tuple(partition.hops(arrangement)),
+        precision=plan.precision,
+        split=plan.layers,
+        hops=tuple(partition.hops(plan)),
     )
 
 
@@ -86,27 +79,3 @@ def simulated(
     token_s = [seconds / tokens for seconds, tokens in zip(spent_s, made, strict=True)]
     error = stdev(token_s) / mean(token_s) / math.sqrt(len(token_s)) if len(token_s) > 1 else 0.0
     return sum(made) / sum(spent_s), error
-
-
-def first_token_s(request: PlanRequest, plan: Plan, prompt: int) -> float:
-    """Seconds from a prompt of so many tokens to its answer's first token, where nothing else is asked.
-
-    By formula, since a prompt's way is known in advance: its chunks follow one another through links and
-    stages, each as soon as it and its place are free. The simulator, which takes a minute for long prompts,
-    says the same, and some percent more where links are so slow that the head waits with chunks.
-    """
-    testbed = testbed_of(request, plan)
-    row = row_bytes(testbed.shape, testbed.precision)
-    links, stages = testbed.hops, stage_curves(testbed)
-    link_free_s, stage_free_s = [0.0] * len(links), [0.0] * len(stages)
-    at_s = 0.0
-    chunk = chunk_rows(prompt, limits.PREFILL_CHUNK, len(stages), slowest(stages))
-    for first in range(0, prompt, chunk):
-        rows, at_s = min(chunk, prompt - first), testbed.head_s
-        for index, (link, stage) in enumerate(zip(links[:-1], stages, strict=True)):
-            size = HEADER_BYTES + rows * (NODE_BYTES + row * (index > 0))
-            link_free_s[index] = max(at_s, link_free_s[index]) + link.transfer_s(size)
-            at_s = max(link_free_s[index] + link.delay_s, stage_free_s[index]) + stage.seconds(rows, first)
-            stage_free_s[index] = at_s
-    back_s = links[-1].delay_s + links[-1].transfer_s(HEADER_BYTES) + testbed.head_s
-    return at_s + sampling_curve(testbed).seconds(1) + back_s
