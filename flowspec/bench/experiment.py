@@ -77,6 +77,7 @@ HEAD_MS = 0.5
 Acceptance = Annotated[float, Meta(gt=0, le=ACCEPTANCE_MAX)]
 Users = Annotated[int, Meta(ge=1, le=USERS_MAX)]
 T = TypeVar("T")
+FileT = TypeVar("FileT", bound="ExperimentFile")
 
 
 # ------------------------------------------------------------------------------------------ what is run
@@ -305,6 +306,8 @@ class ExperimentFile(Settings, frozen=True, kw_only=True):
         if self.steps:
             reason = "beside tables [[step]], which say how many users there are"
             keys |= {"users": reason, "answers": reason}
+        elif not self.users:
+            keys["answers"] = "without `users`, of whose loads it is"
         return keys
 
     def __post_init__(self) -> None:
@@ -312,11 +315,19 @@ class ExperimentFile(Settings, frozen=True, kw_only=True):
         expect("/" not in (self.name or ""), "name", self.name, expected)
         for key, reason in self.needless.items():
             value, name = getattr(self, key), key.replace("steps", "step")
-            expect(value in (None, ()), name, value, f"nothing {reason}")
+            shown = Told(counted(len(self.steps), "table")) if key == "steps" else value
+            expect(value in (None, ()), name, shown, f"nothing {reason}")
         expected = "nothing without tables [[step]], in which drafters are lost"
         expect(bool(self.steps) or self.silent_s == SILENT_S, "silent_s", self.silent_s, expected)
+        expected = "1 in virtual time, which gives the same figures every time"
+        expect(self.world != SIMULATED or self.repeat == 1, "repeat", self.repeat, expected)
         has_guesses = bool(self.acceptance) or not self.needs_acceptance
-        expect(has_guesses, "acceptance", NOTHING, "a number above 0 and at most 0.99")
+        expect(
+            has_guesses,
+            "acceptance",
+            NOTHING,
+            f"a number above 0 and at most {ACCEPTANCE_MAX:g}, or --acceptance",
+        )
         expected = "at least one table, in testbed = [...] or as [[testbed]]"
         expect(self.world == CLUSTER or self.testbed != (), "testbed", NOTHING, expected)
         has_methods = bool(self.method or self.methods or self.tuned)
@@ -345,9 +356,12 @@ def find_experiment(name: str) -> Path:
     return Path(name) if Path(name).is_file() else find_file(name, FOLDER, "--experiment", "a file")
 
 
-def read_experiment(path: Path, kind: type[ExperimentFile] = ExperimentFile) -> Experiment:
-    """Reads an experiment; raises `InputError` naming file, table, key and what was expected."""
-    file = read_toml(path, kind, "an experiment")
+def read_experiment(
+    path: Path, kind: type[ExperimentFile] = ExperimentFile, flags: Mapping[str, Any] = {}
+) -> Experiment:
+    """Reads an experiment; `flags` have values instead of the file's, by its keys. Raises `InputError` naming
+    file, table and key, or the flag, and what was expected."""
+    file = read_file(path, kind, flags)
     drafters, testbeds = file.all_drafters, []
     with at(path):
         for number, table in enumerate(file.testbed, 1):
@@ -379,6 +393,27 @@ def read_experiment(path: Path, kind: type[ExperimentFile] = ExperimentFile) -> 
         prompts=tuple(dict.fromkeys(prompts)),
         cluster=None if file.cluster is None else path.parent / file.cluster,
     )
+
+
+def read_file(path: Path, kind: type[FileT], flags: Mapping[str, Any]) -> FileT:
+    """The tables of an experiment. A flag's model takes away what only the file's model has a use for."""
+
+    def apply(table: dict[str, Any]) -> None:
+        if "model" in flags:
+            is_synthetic = flags["model"] == SYNTHETIC
+            for key in ("drafter", "drafters", "prompts") if is_synthetic else ("acceptance",):
+                table.pop(key, None)
+        table.update(flags)
+
+    try:
+        return read_toml(path, kind, "an experiment", apply)
+    except InputError as error:
+        key, _, said = str(error).removeprefix(f"{path}: ").partition(": ")
+        name = key.split(" ")[0]
+        if name not in flags:
+            raise
+        flag = "max-new-tokens" if name == "new_tokens" else name.replace("_", "-")
+        raise InputError(f"--{flag}: {said}") from None
 
 
 def read_setups(path: Path) -> tuple[Setup, ...]:

@@ -25,15 +25,12 @@ from flowspec.bench.console import progress
 from flowspec.bench.drafters import RANDOM
 from flowspec.bench.engine import Engine, all_keys, in_order, run_simulated
 from flowspec.bench.experiment import (
-    ACCEPTANCE_MAX,
     AR,
     CLUSTER,
     EMULATED,
     FOLDER,
     OURS,
     SIMULATED,
-    SYNTHETIC,
-    USERS_MAX,
     WORLDS,
     Experiment,
     check_names,
@@ -62,7 +59,7 @@ from flowspec.cli.terminal import note
 from flowspec.core.protocol.limits import DRAFTERS_MAX
 from flowspec.draft.registry import NONE, WORDS, check_drafter
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.files import BUNDLED, ModelFiles
+from flowspec.model.files import ModelFiles
 from flowspec.plan.tables import shipped_files
 from flowspec.runtime.cluster_file import read_cluster
 from flowspec.watch.detokenizer import as_numbers
@@ -73,7 +70,10 @@ JOBS_MAX = 64
 DRAWN = ((AR,), REFERENCES, PAPER, (OURS,))
 """What is worth a panel of the timeline: of each the first that the experiment has."""
 PANELS_MAX = 4
-AS_IS = ("world", "model", "acceptance", "limit", "repeat", "cluster", "local", "answers")
+AS_IS = (
+    *("world", "model", "acceptance", "limit", "repeat", "local", "users", "answers"),
+    *("temperatures", "seeds"),
+)
 """Flags that say what the experiment has under their name."""
 STARTING = {
     SIMULATED: "starting processes",
@@ -128,22 +128,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 # ------------------------------------------------------------------------------------------ what is asked for
 
 
+def flags_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say instead of the experiment's file, by its keys."""
+    flags = {name: getattr(args, name) for name in AS_IS} | {"new_tokens": args.max_new_tokens}
+    return {name: value for name, value in flags.items() if value is not None}
+
+
 def pick_experiment(args: argparse.Namespace, experiment: Experiment | None = None) -> Experiment:
     """What its file says, which is read unless it is given, with what the flags say instead. What cannot be
     run is refused before anything is started or written: raises `InputError`."""
-    experiment = experiment or read_experiment(find_experiment(args.experiment))
-    changes: dict[str, Any] = {name: getattr(args, name) for name in AS_IS}
-    changes["new_tokens"] = args.max_new_tokens
-    several = {
-        "drafters": args.drafter,
-        "prompts": args.prompts,
-        "temperatures": args.temperatures,
-        "seeds": args.seeds,
-        "users": args.users and sorted(args.users),
-    }
-    changes |= {name: values and tuple(dict.fromkeys(values)) for name, values in several.items()}
-    if args.model not in (None, SYNTHETIC) and experiment.is_synthetic and args.drafter is None:
-        changes["drafters"] = (BUNDLED,)
+    experiment = experiment or read_experiment(find_experiment(args.experiment), flags=flags_of(args))
+    changes: dict[str, Any] = {"cluster": args.cluster}
+    for name, values in (("drafters", args.drafter), ("prompts", args.prompts)):
+        if values is not None:
+            changes[name] = tuple(dict.fromkeys(values))
     if args.methods is not None:
         changes["setups"] = pick_setups(experiment.setups, args.methods.split(","))
     if args.testbeds is not None:
@@ -151,8 +149,6 @@ def pick_experiment(args: argparse.Namespace, experiment: Experiment | None = No
         check_names("--testbeds", names, [testbed.name for testbed in experiment.testbeds])
         changes["testbeds"] = tuple(each for each in experiment.testbeds if each.name in names)
     experiment = replace(experiment, **{name: value for name, value in changes.items() if value is not None})
-    if args.acceptance is None and not experiment.is_synthetic:
-        experiment = replace(experiment, acceptance=None)  # the file's, of its synthetic model
     if args.local is not None:
         experiment = replace(experiment, cluster=None)
     if experiment.world == CLUSTER:
@@ -170,24 +166,11 @@ def pick_experiment(args: argparse.Namespace, experiment: Experiment | None = No
 
 
 def _refusals(experiment: Experiment, args: argparse.Namespace) -> Iterator[str]:
-    """What is wrong; flags are told of as they are called."""
-    world, drafters, share = experiment.world, experiment.drafters, args.acceptance
-    is_synthetic, is_cluster, steps = experiment.is_synthetic, world == CLUSTER, experiment.steps
-    names, most = ", ".join(drafters), max(experiment.users, default=0)
-    if share is not None and not is_synthetic:
-        expected = "expected an experiment with model synthetic"
-        yield f"--acceptance is for a synthetic drafter; {expected}, got {experiment.model!r:.80}"
-    if share is not None and not 0 < share <= ACCEPTANCE_MAX:
-        yield f"--acceptance: expected a share above 0, up to {ACCEPTANCE_MAX:g}, got {share:g}"
-    if min(experiment.seeds) < 0:
-        yield f"--seeds: expected whole numbers from 0, got {min(experiment.seeds)}"
-    if world == SIMULATED and experiment.repeat > 1:
-        same = "virtual time gives the same figures every time"
-        yield f"--repeat: {same}; expected 1, got {experiment.repeat}"
-    if experiment.needs_acceptance and experiment.acceptance is None:
-        yield "--model: synthetic is for experiments that say its `acceptance`"
+    """What is wrong with flags that no key of a file stands for."""
+    world, drafters, testbeds = experiment.world, experiment.drafters, experiment.testbeds
+    names = ", ".join(drafters)
     for flag, value in (("--drafter", args.drafter), ("--prompts", args.prompts)):
-        if is_synthetic and value is not None:
+        if experiment.is_synthetic and value is not None:
             yield f"{flag}: expected none with model synthetic, which draws prompts and guesses by chance"
     if NONE in drafters and len(drafters) > 1:
         yield f"--drafter: expected {NONE} alone, got {names}"
@@ -196,24 +179,10 @@ def _refusals(experiment: Experiment, args: argparse.Namespace) -> Iterator[str]
     for setup in experiment.setups:
         for missing in (each for each in setup.drafters or () if each not in drafters):
             yield f"--drafter: method {setup.name!r} of the experiment needs {missing!r}, got {names}"
-    if not is_cluster and (args.cluster or args.local):
+    if world != CLUSTER and (args.cluster or args.local):
         yield f"--cluster and --local are for --world cluster; the experiment's world is {world}"
-    if not is_cluster and not experiment.testbeds:
-        yield f"--world {world}: expected an experiment with a testbed, got {experiment.name!r} without one"
-    testbeds = [testbed.name for testbed in experiment.testbeds]
-    if testbeds and not any(setup.runs_on(name) for setup in experiment.setups for name in testbeds):
+    if testbeds and not any(setup.runs_on(each.name) for setup in experiment.setups for each in testbeds):
         yield "--methods and --testbeds: expected a method that is run on one of the testbeds, got none"
-    if steps and (experiment.users or experiment.answers):
-        flag, reason = "--users" if experiment.users else "--answers", "say how many users there are"
-        yield f"{flag}: expected none with experiment {experiment.name!r}, whose tables [[step]] {reason}"
-    if experiment.is_load and world != SIMULATED:
-        flag = "--world" if steps else "--users"
-        expected = "simulated with tables [[step]]" if steps else "--world simulated"
-        yield f"{flag}: loads are run in virtual time; expected {expected}, got {world}"
-    if experiment.answers and not experiment.users:
-        yield "--answers is for loads: expected --users, too"
-    if most > USERS_MAX:
-        yield f"--users: expected at most {USERS_MAX} at once, got {most}"
     if args.jobs > JOBS_MAX:
         yield f"--jobs: expected at most {JOBS_MAX}, got {args.jobs}"
 

@@ -30,47 +30,41 @@ log = logging.getLogger("flowspec.daemon")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    host = "address to listen on (default: %(default)s, this machine only)"
-    parser.add_argument("--host", default="127.0.0.1", help=host)
-    port = "port to listen on, 0 for a free one (default: %(default)s)"
-    parser.add_argument("--port", type=int, default=PORT_DEFAULT, help=port)
-    parser.add_argument(
-        "--name",
-        help="name in its log, and of its key (default: that of its only key, else the host's); a head calls "
-        "it as its cluster file does",
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s, this machine only)")
+    text = "port to listen on, 0 for a free one (default: %(default)s)"
+    add("--port", type=int, default=PORT_DEFAULT, help=text)
+    text = (
+        "name in its log, and of its key (default: that of its only key, else the host's); a head calls it "
+        "as its cluster file does"
     )
+    add("--name", help=text)
     trust = parser.add_mutually_exclusive_group()
-    keys = f"this device's key and the list (default: {keys_folder()}, if there)"
-    trust.add_argument("--keys", type=Path, metavar="FOLDER", help=keys)
-    insecure = "no keys: whoever reaches the port may use this device and read along"
-    trust.add_argument("--insecure", action="store_true", help=insecure)
-    device = Rare("where to compute (default: %(default)s)")
-    parser.add_argument("--device", default="auto", metavar="auto|cpu|cuda:N", help=device)
-    memory = "most memory to use, such as 4GiB (default: what is free)"
-    parser.add_argument("--memory", metavar="SIZE", help=memory)
-    stored = Rare(
-        "where to store weights that a head sends or that were quantised (default: in the user's cache "
-        "folder)"
+    text = f"this device's key and the list (default: {keys_folder()}, if there)"
+    trust.add_argument("--keys", type=Path, metavar="FOLDER", help=text)
+    text = "no keys: whoever reaches the port may use this device and read along"
+    trust.add_argument("--insecure", action="store_true", help=text)
+    text = Rare("where to compute (default: %(default)s)")
+    add("--device", default="auto", metavar="auto|cpu|cuda:N", help=text)
+    add("--memory", metavar="SIZE", help="most memory to use, such as 4GiB (default: what is free)")
+    place = "(default: in the user's cache folder)"
+    text = Rare(f"where to store weights that a head sends or that were quantised {place}")
+    add("--cache-dir", type=Path, metavar="FOLDER", help=text)
+    text = Rare(
+        "most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: half of "
+        "what is free)"
     )
-    parser.add_argument("--cache-dir", type=Path, metavar="FOLDER", help=stored)
-    limit = Rare(
-        "most disk to store them on, and most to fetch from the hub at once; 0 takes none (default: "
-        "half of what is free)"
-    )
-    parser.add_argument("--cache-limit", metavar="SIZE", help=limit)
-    hub = Rare(
-        "fetch nothing from the hub: use what is in its cache, else what the head sends (default: fetch "
-        "a slice's files)"
-    )
-    parser.add_argument("--no-hub", action="store_true", help=hub)
-    announce = "let `flowspec devices` find it in the local network (default: it is announced nowhere)"
-    parser.add_argument("--announce", action="store_true", help=announce)
-    threads = "threads that compute (default: one on each core, or OMP_NUM_THREADS)"
-    parser.add_argument("--threads", type=int, metavar="N", help=threads)
-    speed = Rare(
-        "how fast it is: a board's name or a profile file (default: what profile --keep wrote, else a probe)"
-    )
-    parser.add_argument("--profile", metavar="BOARD", help=speed)
+    add("--cache-limit", metavar="SIZE", help=text)
+    what = "(default: fetch a slice's files)"
+    text = Rare(f"fetch nothing from the hub: use what is in its cache, else what the head sends {what}")
+    add("--no-hub", action="store_true", help=text)
+    text = "let `flowspec devices` find it in the local network (default: it is announced nowhere)"
+    add("--announce", action="store_true", help=text)
+    text = "threads that compute (default: one on each core, or OMP_NUM_THREADS)"
+    add("--threads", type=int, metavar="N", help=text)
+    source = "(default: what profile --keep wrote, else a probe)"
+    text = Rare(f"how fast it is: a board's name or a profile file {source}")
+    add("--profile", metavar="BOARD", help=text)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,9 +110,7 @@ def run(args: argparse.Namespace) -> int:
             "insecure: whoever reaches this port may use the device, and can read and change what it computes"
         )
     daemon.stop_on_signals()
-    faulthandler.enable(
-        sys.stderr
-    )  # what ends the process at once, as SIGILL does, leaves a trace in the log
+    faulthandler.enable(sys.stderr)  # what ends the process at once, as SIGILL does, leaves a trace
     announced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if args.announce:
         from flowspec.host_memory import host_memory

@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("expected --cluster FILE.toml, or --out FOLDER and --device NAME for each device")
     folder = args.out or keys_folder(args.cluster)
     devices = [] if args.cluster is None else read_cluster(args.cluster)
-    made: list[str] = []
-    kept: list[str] = []
+    made, kept = list[str](), list[str]()
     if args.revoke:
         if args.device or args.head or args.force:
             raise InputError(
@@ -57,26 +56,15 @@ def run(args: argparse.Namespace) -> int:
             )
         revoke(folder, args.revoke)
     else:
-        heads = args.head
-        if not heads:
-            heads = list(read_allowed(folder).heads) if (folder / ALLOWED).exists() else []
-            if not heads:
-                heads = ["head"]
-            elif args.cluster is None or not args.force:
-                heads = []  # they have keys, and it is not the whole cluster that gets new ones
+        known = list(read_allowed(folder).heads) if (folder / ALLOWED).exists() else []
+        renews_all = args.cluster is not None and args.force  # else heads keep the keys that they have
+        heads = args.head or (["head"] if not known else known if renews_all else [])
         names = [*(device.name for device in devices), *args.device]
         made, kept = make_keys(folder, heads, names, force=args.force)
     allowed = read_allowed(folder)
     if args.json:
-        report = {
-            "folder": str(folder),
-            "allowed": str(folder / ALLOWED),
-            "heads": allowed.heads,
-            "devices": allowed.devices,
-            "made": made,
-            "kept": kept,
-            "revoked": args.revoke,
-        }
+        report = {"folder": str(folder), "allowed": str(folder / ALLOWED), "heads": allowed.heads}
+        report |= {"devices": allowed.devices, "made": made, "kept": kept, "revoked": args.revoke}
         print(json.dumps(report))
         return 0
     tell(

@@ -40,70 +40,31 @@ from flowspec.runtime.watching import Notes, watch_session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    group.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="NAME",
-        help="address to listen on (default: %(default)s, this machine only)",
+    add = parser.add_argument_group("server").add_argument
+    text = "address to listen on (default: %(default)s, this machine only)"
+    add("--host", default="127.0.0.1", metavar="NAME", help=text)
+    text = "(default: %(default)s; 0 takes a free one)"
+    add("--port", type=port_number, default=8000, metavar="N", help=text)
+    text = "file with the API keys, one in each line; or set FLOWSPEC_API_KEY (needed beyond this machine)"
+    add("--api-key-file", type=Path, metavar="FILE", help=text)
+    text = Rare("let web pages of this origin use the API; may be repeated (default: none)")
+    add("--cors", action="append", default=[], type=origin, metavar="ORIGIN", help=text)
+    text = "answers at a time (default: %(default)s)"
+    add("--parallel", type=positive, default=8, metavar="N", help=text)
+    text = Rare("answers that wait; others are told to try later (default: %(default)s)")
+    add("--queue", type=count, default=32, metavar="N", help=text)
+    text = f"longest answer of a chat that names no length (default: {UNTIL_ITS_END})"
+    add("--max-new-tokens", type=positive, metavar="N", help=text)
+    text = Rare("what clients call the model (default: its own name)")
+    add("--model-name", default="", metavar="NAME", help=text)
+    text = Rare("no page and no live view, which show every prompt and answer to whoever has a key")
+    add("--no-live", action="store_true", help=text)
+    text = Rare(
+        f"allow drafters that remember the texts of all users ({', '.join(SHARING)}): how fast an answer "
+        "comes then tells of others' texts"
     )
-    group.add_argument(
-        "--port",
-        type=port_number,
-        default=8000,
-        metavar="N",
-        help="(default: %(default)s; 0 takes a free one)",
-    )
-    group.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="file with the API keys, one in each line; or set FLOWSPEC_API_KEY (needed beyond this machine)",
-    )
-    group.add_argument(
-        "--cors",
-        action="append",
-        default=[],
-        type=origin,
-        metavar="ORIGIN",
-        help=Rare("let web pages of this origin use the API; may be repeated (default: none)"),
-    )
-    group.add_argument(
-        "--parallel", type=positive, default=8, metavar="N", help="answers at a time (default: %(default)s)"
-    )
-    group.add_argument(
-        "--queue",
-        type=count,
-        default=32,
-        metavar="N",
-        help=Rare("answers that wait; others are told to try later (default: %(default)s)"),
-    )
-    group.add_argument(
-        "--max-new-tokens",
-        type=positive,
-        metavar="N",
-        help=f"longest answer of a chat that names no length (default: {UNTIL_ITS_END})",
-    )
-    group.add_argument(
-        "--model-name",
-        default="",
-        metavar="NAME",
-        help=Rare("what clients call the model (default: its own name)"),
-    )
-    group.add_argument(
-        "--no-live",
-        action="store_true",
-        help=Rare("no page and no live view, which show every prompt and answer to whoever has a key"),
-    )
-    group.add_argument(
-        "--share-texts",
-        action="store_true",
-        help=Rare(
-            f"allow drafters that remember the texts of all users ({', '.join(SHARING)}): how fast an answer "
-            "comes then tells of others' texts"
-        ),
-    )
-    group.add_argument("--json", action="store_true", help="print the address as a JSON object")
+    add("--share-texts", action="store_true", help=text)
+    add("--json", action="store_true", help="print the address as a JSON object")
     add_model_arguments(parser)
     add_decoding_arguments(parser)
 
@@ -177,46 +138,32 @@ def run(args: argparse.Namespace) -> int:
     options = ServiceOptions(
         parallel=args.parallel, queue=args.queue, new_tokens=args.max_new_tokens, model_name=args.model_name
     )
-    totals = Totals()
+    totals, failures = Totals(), list[FlowSpecError]()
 
-    def told(text: str) -> None:
+    def on_note(text: str) -> None:
         note(f"({text})")
         totals.note(text)
 
-    notes = Notes(told)
-    failures: list[FlowSpecError] = []
-
-    def failed(error: FlowSpecError) -> None:
+    def on_failure(error: FlowSpecError) -> None:
         failures.append(error)
         totals.note(f"failed: {error}")
         note(f"flowspec serve: failed: {error}; nothing is answered any more, so stop it and start it again")
 
-    def stopped() -> None:
-        if not args.json:
-            note("(stopped)")
-
-    def ready(service: Service, stop: Callable[[], None]) -> None:
-        loop = asyncio.get_running_loop()
+    def on_ready(service: Service, stop: Callable[[], None]) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, stop)
-        url = url_of(args.host, bound)
-        if args.json:
-            print(
-                json.dumps({"url": url, "page": page, "model": service.model, "needs_key": bool(keys)}),
-                flush=True,
-            )
-        else:
-            if llm.session.head.plan.model == BUNDLED:
-                note(f"({TOY_TOLD})")
-            if llm.session.chosen is not None:
-                for line in llm.session.chosen.lines(llm.session.head.plan.stages):
-                    note(f"({line})")
-            view = "" if page is None else f", live view at {page}"
-            print(
-                f"serving {service.model} at {url}" + (" (with an API key)" if keys else "") + view,
-                flush=True,
-            )
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+        url, plan = url_of(args.host, bound), llm.session.head.plan
+        if not args.json and plan.model == BUNDLED:
+            note(f"({TOY_TOLD})")
+        if not args.json and llm.session.chosen is not None:
+            for line in llm.session.chosen.lines(plan.stages):
+                note(f"({line})")
+        shown = f"serving {service.model} at {url}{' (with an API key)' if keys else ''}"
+        shown += "" if page is None else f", live view at {page}"
+        document = {"url": url, "page": page, "model": service.model, "needs_key": bool(keys)}
+        print(json.dumps(document) if args.json else shown, flush=True)
 
+    notes = Notes(on_note)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(contextlib.closing(bind(args.host, args.port)))
@@ -235,9 +182,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             with loading_server(bound, loading, access, has_page=not args.no_live):
                 llm = stack.enter_context(open_llm(args, recovery_options, also=progress))
-        except KeyboardInterrupt:
-            stopped()
-            return 0  # a server that was stopped, as it is later
+        except KeyboardInterrupt:  # a server that was stopped, as it is later
+            if not args.json:
+                note("(stopped)")
+            return 0
         assert llm.tokenizer is not None
         llm.session.head.observe(totals.on_event)
         watch = None if args.no_live else watch_session(llm.session, llm.tokenizer.decode, keeps=True)
@@ -248,19 +196,9 @@ def run(args: argparse.Namespace) -> int:
         def more(service: Service) -> list[Route]:
             return [] if watch is None else [*page_routes(), *live_routes(watch, service.stopping.is_set)]
 
-        asyncio.run(
-            serve(
-                llm,
-                bound,
-                options=options,
-                access=access,
-                totals=totals,
-                on_ready=ready,
-                on_failure=failed,
-                more=more,
-            )
-        )
+        given = {"options": options, "access": access, "totals": totals, "more": more}
+        asyncio.run(serve(llm, bound, **given, on_ready=on_ready, on_failure=on_failure))
         hear_signals()  # the loop's end has forgotten them
-        if not failures:
-            stopped()
+        if not (failures or args.json):
+            note("(stopped)")
     return failures[0].exit_status if failures else 0

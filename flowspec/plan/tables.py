@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -49,8 +49,11 @@ class Table(Document, frozen=True, kw_only=True):
     NOUN: ClassVar[str] = "a table"
 
 
-def read_toml(path: Path, kind: type[Kind], what: str) -> Kind:
-    """The file as a type; `what` it is expected to be is for the message. Raises `InputError`."""
+def read_toml(
+    path: Path, kind: type[Kind], what: str, changes: Callable[[dict[str, Any]], None] = lambda table: None
+) -> Kind:
+    """The file as a type; `what` it is expected to be is for the message. `changes` are made to its table
+    before it is checked. Raises `InputError`."""
     try:
         size = path.stat().st_size
         if size > limits.TOML_BYTES_MAX:
@@ -61,6 +64,7 @@ def read_toml(path: Path, kind: type[Kind], what: str) -> Kind:
     except (ValueError, RecursionError) as error:  # numbers too long, brackets too deep, too
         why = first_line(error)
         raise InputError(f"{path}: not valid TOML: {why[:1].lower()}{why[1:]}") from None
+    changes(data)
     with at(path):
         return fit(data, kind)
 

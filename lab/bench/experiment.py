@@ -4,19 +4,27 @@ drafters of `lab.bench.drafters`."""
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import structs
 
 from flowspec.bench.cases import SYNTHETIC_DOMAIN, PlainCase, read_cases, warm_up_cases
 from flowspec.bench.drafters import VirtualDrafter, open_drafter
 from flowspec.bench.engine import Engine
-from flowspec.bench.experiment import SIMULATED, Experiment, ExperimentFile, find_experiment, read_experiment
-from flowspec.cli.bench import add_arguments, pick_experiment
+from flowspec.bench.experiment import (
+    SIMULATED,
+    Experiment,
+    ExperimentFile,
+    find_experiment,
+    read_experiment,
+    read_file,
+)
+from flowspec.cli.bench import add_arguments, flags_of, pick_experiment
 from flowspec.errors import InputError
-from flowspec.plan.tables import Share, Text, at, read_toml
+from flowspec.plan.tables import Share, Text, at
 from flowspec.validation import Misfit, expect
 from lab.bench.drafters import Declared, DeclaredDrafter, Profiled
 from lab.bench.profiles import Profile, find_profile
@@ -95,16 +103,17 @@ def find_study(name: str) -> Path:
     return path if path.is_file() else find_experiment(name)
 
 
-def read_study(path: Path) -> Study:
-    """Raises `InputError` naming file, table, key and what was expected."""
-    file = read_toml(path, StudyFile, "an experiment")
+def read_study(path: Path, flags: Mapping[str, Any] = {}) -> Study:
+    """`flags` have values instead of the file's, by its keys. Raises `InputError` naming file, table and key,
+    or the flag, and what was expected."""
+    file = read_file(path, StudyFile, flags)
     profile = None
     if file.profile is not None:
         with at(path), at("profile"):
             name = file.profile
             profile = find_profile(str(path.parent / name) if name.endswith(".toml") else name)
     return Study(
-        **structs.asdict(read_experiment(path, StudyFile)),
+        **structs.asdict(read_experiment(path, StudyFile, flags)),
         profile=profile,
         declared=file.declared,
         correlation=file.correlation or 0.0,
@@ -130,17 +139,12 @@ def make_parser(name: str, doc: str | None) -> Parser:
 
 def pick_study(args: argparse.Namespace) -> Study:
     """What its file says, with what the flags say instead; raises `InputError`."""
-    study = read_study(find_study(args.experiment))
-    if (args.profile or args.acceptance) and (study.declared or not study.is_synthetic):
-        raise InputError(f"--profile and --acceptance are for one synthetic drafter, got {study.name!r:.80}")
-    if args.profile and args.acceptance:
-        raise InputError("expected one of --profile and --acceptance, got both")
-    if args.profile is not None:
-        study = structs.replace(study, profile=find_profile(args.profile), acceptance=None)
-    if args.acceptance is not None:
-        study = structs.replace(study, profile=None)
+    flags = flags_of(args) | ({"profile": args.profile} if args.profile else {})
+    if args.profile or args.acceptance:  # one takes the place of the other in the file
+        flags = {"profile": None, "acceptance": None} | flags
     if args.nothing_learnt:
-        study = structs.replace(study, nothing_learnt=True)
+        flags["nothing_learnt"] = True
+    study = read_study(find_study(args.experiment), flags)
     picked = pick_experiment(args, study)
     assert isinstance(picked, Study)
     if picked.world != SIMULATED:

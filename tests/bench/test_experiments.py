@@ -19,6 +19,7 @@ from flowspec.bench.experiment import (
     FIXED,
     FOLDER,
     SIMULATED,
+    SYNTHETIC,
     Experiment,
     find_experiment,
     read_experiment,
@@ -169,7 +170,7 @@ def test_flags_take_the_place_of_the_files_cluster(tiny: str, tmp_path: Path) ->
     Path(tiny).write_text(text.replace(TESTBED, ""))
     bare = pick("--experiment", tiny)
     assert (bare.testbeds, bare.local) == ((), 4), "a cluster needs no testbed"
-    with pytest.raises(InputError, match=r"--world simulated: .* got 'tiny' without one"):
+    with pytest.raises(InputError, match=r"tiny\.toml: testbed: .* got nothing"):
         pick("--experiment", tiny, "--world", "simulated")
 
 
@@ -204,7 +205,14 @@ def test_flags_that_do_not_fit_are_refused(tiny: str, text: str, kind: str) -> N
     for flags, line in REFUSED[kind]:
         with pytest.raises(InputError) as caught:
             pick("--experiment", tiny, *flags)
-        assert line_of(caught).startswith(line), flags
+        assert line_of(caught).removeprefix(f"{tiny}: ").startswith(line), flags
+
+
+def test_a_synthetic_model_needs_to_know_how_often_it_is_right() -> None:
+    with pytest.raises(InputError, match=r"paper-bundled\.toml: acceptance: .*--acceptance, got nothing"):
+        pick("--model", "synthetic")
+    picked = pick("--model", "synthetic", "--acceptance", "0.5")
+    assert (picked.drafters, picked.acceptance) == ((SYNTHETIC,), 0.5)
 
 
 def test_what_nobody_could_run_is_refused(tiny: str) -> None:
