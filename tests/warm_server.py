@@ -28,7 +28,6 @@ from typing import NoReturn
 
 import flowspec
 from flowspec.cli import commands
-from flowspec.runtime import fork_server as pool
 from flowspec.runtime import local
 from tests import warm
 
@@ -59,8 +58,6 @@ def _preload() -> None:
     for module in pkgutil.walk_packages(flowspec.__path__, "flowspec."):
         if not module.name.startswith("flowspec.demo."):
             importlib.import_module(module.name)
-    for name in pool.PRELOADED:
-        importlib.import_module(name)
     commands._summary = functools.cache(commands._summary)
     commands.build_parser()
     gc.collect()

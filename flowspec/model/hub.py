@@ -1,7 +1,7 @@
 """Models on the Hugging Face hub: what of a repository one would download, and its files, fetched or from the
 cache. `HF_HOME`, `HF_TOKEN` and offline mode are huggingface_hub's own.
 
-As a program it does this for a daemon (`runtime/weights/from_hub.py`).
+As a program it does this for a daemon (`runtime/weights/sources.py`).
 """
 
 from __future__ import annotations
@@ -184,17 +184,19 @@ def chosen(choices: list[Choice], quant: str | None, repository: str) -> Choice:
 
 
 def main() -> None:
-    """Fetches files of a repository, or without any tells the sizes of all, and says in a line of JSON what
-    came of it; of an error the text. Ends when its standard input does: its parent is gone."""
-    repository, *names = sys.argv[1:]
+    """Fetches those of some files that a repository has, unless they exceed so many bytes; says in a line of
+    JSON how many they have, or what is wrong. Ends when its standard input does: its parent is gone."""
+    repository, bytes_max, *names = sys.argv[1:]
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    said: Mapping[str, object] | str
     try:
-        fetched = {name: str(hub_file(repository, name, may_fetch=True)) for name in names}
-        said = fetched or hub_sizes(repository)
+        sizes = hub_sizes(repository)
+        there = [name for name in names if name in sizes]
+        total = sum(sizes[name] for name in there)
+        for name in there if total <= int(bytes_max) else ():
+            hub_file(repository, name, may_fetch=True)
+        print(json.dumps({"bytes": total}), flush=True)
     except InputError as error:
-        said = str(error)
-    print(json.dumps(said), flush=True)
+        print(json.dumps({"error": str(error)}), flush=True)
 
 
 def _end_with_parent() -> None:

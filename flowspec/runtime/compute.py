@@ -2,7 +2,7 @@
 poller keeps listening.
 
 Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first
-Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`background_loader.py`).
+Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`loading.py`).
 
 Whatever fails here ends the assignment that it was done for, and nothing else: an error that nobody foresaw
 is logged with its traceback, the slice that met it is forgotten, and the next head's work is done as ever.
@@ -17,15 +17,14 @@ import sys
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flowspec.core.cluster.daemon import Loaded
-from flowspec.core.protocol.cluster_messages import Assign, Error
-from flowspec.core.protocol.device_messages import WeightAnswer
+from flowspec.core.protocol.cluster_messages import Assign, Error, Loading
+from flowspec.core.protocol.device_messages import WeightAnswer, WeightQuestion
 from flowspec.core.protocol.messages import Expand, Proposed, Release
 from flowspec.core.stage.events import (
     ClearSlots,
@@ -35,25 +34,22 @@ from flowspec.core.stage.events import (
     RunLayers,
 )
 from flowspec.core.stage.slots import slots_in
+from flowspec.draft.base import Drafter
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
+from flowspec.model.accelerator import find, use_threads
 from flowspec.model.arithmetic.arrays import DTYPES, Array
 from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
+from flowspec.model.grammar import GrammarVocabulary, library_version
+from flowspec.model.slice import Slice
 from flowspec.model.trials import run_trial, shown_to
-from flowspec.runtime.background_loader import BackgroundLoader
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
+from flowspec.runtime.loading import BackgroundLoader, LoadedSlice, SliceLoad, cache_memory, check_memory
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
-from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress, QueuedHeadChannel
+from flowspec.runtime.weights.transfer import HeadChannel
 from flowspec.wire.codec import Tensor
-
-if TYPE_CHECKING:
-    from flowspec.draft.base import Drafter
-    from flowspec.model.grammar import GrammarVocabulary
-    from flowspec.model.slice import Slice
-    from flowspec.model.weights import Span
-    from flowspec.runtime.loading import Held
 
 log = logging.getLogger("flowspec.daemon")
 
@@ -76,7 +72,7 @@ class Crashed:
     error: BaseException
 
 
-Result = Loaded | LoadProgress | HeadQuestion | WorkFailed | LayersDone | Proposed
+Result = Loaded | Loading | WeightQuestion | WorkFailed | LayersDone | Proposed
 Work = Assign | RunLayers | OpenCache | ClearSlots | CloseCache | Expand | Release
 
 
@@ -98,9 +94,9 @@ class ComputeThread:
         self._failed_assignment_id = -1
         self.claims = MemoryClaims()
         """What this daemon was promised of the machine's memory; the poller joins, eases and leaves it."""
-        self.channel = QueuedHeadChannel(self._tell)
-        self._beside = BackgroundLoader(machine, self._tell_of, self._fail_beside, self.claims)
-        self._held: Held | None = None
+        self._channels: dict[int, HeadChannel] = {}
+        self._beside = BackgroundLoader(machine, self.claims)
+        self._held: LoadedSlice | None = None
         self._drafter: Drafter | None = None
         self._captured = 0
         self._grammars: GrammarVocabulary | None = None
@@ -118,22 +114,28 @@ class ComputeThread:
         return self._work.qsize()
 
     def post(self, assignment_id: int, work: Work) -> None:
+        if isinstance(work, Assign):
+            self._channels[assignment_id] = HeadChannel(partial(self._tell_of, assignment_id))
         self._work.put((assignment_id, work))
 
     def prepare(self, assignment_id: int, assign: Assign) -> None:
         """Loads another slice beside the one that runs, as far as there is memory for it."""
+        on_end = partial(self._end_beside, assignment_id, assign)
         if self._held is None:
-            self._fail_beside(assignment_id, assign, ClusterError("the slice that ran was given up"))
-        else:
-            self._beside.begin(assignment_id, assign, self._held)
-
-    def end_preparation(self, assignment_id: int) -> None:
-        self._beside.end(assignment_id)
+            on_end(ClusterError("the slice that ran was given up"))
+            return
+        channel = self._channels[assignment_id] = HeadChannel(partial(self._tell_of, assignment_id))
+        self._beside.begin(assign, self._held, channel, on_end)
 
     def deliver(self, assignment_id: int, answer: WeightAnswer | Error, data: bytes | memoryview) -> None:
         """An answer to a question about weights of assignment `assignment_id`."""
-        if not self._beside.deliver(assignment_id, answer, data):
-            self.channel.deliver(assignment_id, answer, data)
+        if (channel := self._channels.get(assignment_id)) is not None:
+            channel.deliver(answer, data)
+
+    def hang_up(self, assignment_id: int) -> None:
+        """Assignment `assignment_id` has ended: whatever is loaded for it needs no longer be."""
+        if (channel := self._channels.get(assignment_id)) is not None:
+            channel.hang_up()
 
     def trim(self, assignment_id: int, job: int, rows: tuple[int, ...]) -> None:
         """Rows of the running job that are dead; it drops them at its next layer."""
@@ -181,14 +183,18 @@ class ComputeThread:
         self.results.append((assignment_id, result))
         self._wake.set()
 
-    def _fail_beside(self, assignment_id: int, assign: Assign, error: BaseException) -> None:
-        """What is made ready beside the slice that runs cannot be had: that one is not touched by it."""
-        if is_out_of_memory(error):
-            error = NoRoomError("out of memory beside the layers that run")
-        elif not isinstance(error, FlowSpecError):
-            log.error("unexpected error %s", doing(assign), exc_info=error)
-            error = unexpected(error, doing(assign))
-        self._tell_of(assignment_id, WorkFailed(error=error))
+    def _end_beside(self, assignment_id: int, assign: Assign, result: Loaded | BaseException) -> None:
+        """What came of making ready beside the slice that runs, which is not touched by it."""
+        self._channels.pop(assignment_id, None)
+        if isinstance(result, Loaded):
+            self._tell_of(assignment_id, result)
+            return
+        if is_out_of_memory(result):
+            result = NoRoomError("out of memory beside the layers that run")
+        elif not isinstance(result, FlowSpecError):
+            log.error("unexpected error %s", doing(assign), exc_info=result)
+            result = unexpected(result, doing(assign))
+        self._tell_of(assignment_id, WorkFailed(error=result))
 
     def _do(self, work: Work) -> None:
         if isinstance(work, Assign):
@@ -254,10 +260,8 @@ class ComputeThread:
         )
 
     def _load(self, assign: Assign) -> None:
-        self.channel.begin(self._assignment_id)
-        self._try_kernels("float32", "cpu")  # all else stands on it
-        from flowspec.model.weights import Span
-
+        channel = self._channels[self._assignment_id]
+        self._try_kernels("float32", "cpu", channel)  # all else stands on it
         if not self._has_imports:
             self._has_imports = True
             keep_for_good()
@@ -267,19 +271,15 @@ class ComputeThread:
             self._pacer = Pacer(
                 self._emulation, stage=assign.stage, stages=assign.stages, layers=layers, worked_s=worked_s
             )
-        span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
         try:
-            self._tell(self._find_and_load(assign, span))
+            self._tell(self._find_and_load(assign, channel))
         finally:
-            self.channel.end()
+            self._channels.pop(self._assignment_id)
             give_back()
 
-    def _find_and_load(self, assign: Assign, span: Span) -> Loaded:
+    def _find_and_load(self, assign: Assign, channel: HeadChannel) -> Loaded:
         """Of a slice that is not in memory only what is not is loaded: layers that stay are taken over."""
-        from flowspec.model.accelerator import find, use_threads
-        from flowspec.runtime.loading import SliceLoad, check_memory, kept_memory
-
-        load = SliceLoad(assign, span, self.machine, self.channel, self.claims)
+        load = SliceLoad(assign, self.machine, channel, self.claims)
         held = [each for each in (self._held, self._beside.take()) if each is not None]
         if (found := load.find(held)) is not None:
             part = found.part
@@ -287,37 +287,36 @@ class ComputeThread:
             held.clear()
             part.close_all()
             free_cycles()
-            need, machine, claims = kept_memory(part.spec, span, assign), self.machine, self.claims
-            room_bytes = check_memory(
-                need, span, assign, part.device, machine.memory_bytes, claims, machine.sharers
-            )
-            self._take_on(part, assign, room_bytes)
-            return _loaded(part, reused=True)
-        kept = load.kept_of(held)
+            sizes = (assign.context, assign.nodes_max, assign.cache, assign.sliding_window)
+            need = cache_memory(part.spec, part.span, assign.dtype, *sizes)
+            room_bytes = check_memory(need, assign, part.device, self.machine, self.claims)
+            self._take_on(part, assign, room_bytes, channel)
+            return _loaded(found, reused=True)
+        load.reuse(held)
         held.clear()
         self._forget()
         free_cycles()
         give_back()
         use_threads(self.machine.threads)
         device = find(self.machine.device).device
-        self._try_kernels(assign.dtype, device)
-        load.check(kept, device)
+        self._try_kernels(assign.dtype, device, channel)
+        load.check(device)
         load.fetch()
-        cache_bytes_max = load.check(kept, device)  # of a model of the hub all names are known now
-        self._held, received_bytes = load.load(kept, device)
+        cache_bytes_max = load.check(device)  # of a model of the hub all names are known now
+        self._held, received_bytes = load.load(device)
         self._beside.rate = load.rate
-        self._take_on(self._held.part, assign, cache_bytes_max)
-        return _loaded(self._held.part, reused=False, received_bytes=received_bytes)
+        self._take_on(self._held.part, assign, cache_bytes_max, channel)
+        return _loaded(self._held, reused=False, received_bytes=received_bytes)
 
-    def _try_kernels(self, dtype: str, device: str) -> None:
+    def _try_kernels(self, dtype: str, device: str, channel: HeadChannel) -> None:
         """Makes sure that a precision runs right here; raises `InputError` where it does not."""
-        with shown_to(lambda doing, share: self.channel.tell("trying kernels", share)):
+        with shown_to(lambda doing, share: channel.show("trying kernels", share)):
             run_trial(dtype, device)
 
-    def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int) -> None:
+    def _take_on(self, part: Slice, assign: Assign, cache_bytes_max: int, channel: HeadChannel) -> None:
         """Makes of loaded layers what is assigned, with nothing cached."""
         part.captures, self._captured = assign.captures, assign.captured
-        part.grammars = self._grammars_of(assign)
+        part.grammars = self._grammars_of(assign, channel)
         part.cache_bytes_max = cache_bytes_max
         self._drafter = None
         if assign.drafting is not None:
@@ -331,17 +330,14 @@ class ComputeThread:
             )
             self._drafter.take_grammars(part.grammars)
 
-    def _grammars_of(self, assign: Assign) -> GrammarVocabulary | None:
+    def _grammars_of(self, assign: Assign, channel: HeadChannel) -> GrammarVocabulary | None:
         """The vocabulary for masks, where they are wanted and this device can compute them; that of the last
         assignment is kept."""
-        from flowspec.model.grammar import GrammarVocabulary, library_version
-        from flowspec.runtime.weights.receive import ask_tokens
-
         digest = assign.tokens_digest
         if not digest or not library_version():
             return None
         if self._grammars is None or self._grammars.tokens.digest != digest:
-            self._grammars = GrammarVocabulary(ask_tokens(self.channel, digest, assign.tokens_bytes))
+            self._grammars = GrammarVocabulary(channel.ask_tokens(digest, assign.tokens_bytes))
         return self._grammars
 
 
@@ -353,21 +349,16 @@ def split(states: Array, captured_width: int, dtype: str) -> tuple[Tensor | None
     return onward, to_wire(states[:, width:], dtype).apart() if captured_width else ()
 
 
-def _loaded(part: Slice, *, reused: bool, received_bytes: int = 0) -> Loaded:
-    from flowspec.model.grammar import library_version
-
+def _loaded(held: LoadedSlice, *, reused: bool, received_bytes: int = 0) -> Loaded:
+    part = held.part
     assert part.cache_bytes_max is not None, "memory is checked before a slice is loaded"
-    return Loaded(
-        weight_bytes=part.weight_bytes,
+    return replace(
+        held.report(received_bytes=received_bytes),
+        reused=reused,
         cache_slots=slots_in(part.cache_bytes_max, part.slot_bytes),
         slot_bytes=part.slot_bytes,
         windowed_bytes=part.windowed_slot_bytes,
         state_bytes=part.state_bytes,
-        received_bytes=received_bytes,
-        hidden_size=part.spec.hidden,
-        carried=part.carried_width,
-        vocabulary_size=part.spec.vocabulary,
-        reused=reused,
         grammars="" if part.grammars is None else library_version(),
     )
 

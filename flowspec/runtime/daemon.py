@@ -52,7 +52,7 @@ from flowspec.core.cluster.daemon import (
 )
 from flowspec.core.driving import Driver, Log, turn
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Error, Loading, Pong, Ready, Welcome
+from flowspec.core.protocol.cluster_messages import Error, Pong, Ready, Welcome
 from flowspec.core.protocol.types import Message
 from flowspec.core.stage.events import (
     CloseCache,
@@ -77,7 +77,6 @@ from flowspec.runtime.peers import Peer, Peers
 from flowspec.runtime.port import Port
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Sender, Wake, end_context, poll_timeout_ms, ready_sources
-from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
 from flowspec.version import __version__
 from flowspec.wire.codec import decode, join_rows
 
@@ -334,7 +333,7 @@ class Daemon:
         elif isinstance(command, PrepareSlice):
             self._compute.prepare(command.assignment_id, command.assign)
         elif isinstance(command, EndPreparation):
-            self._compute.end_preparation(command.assignment_id)
+            self._compute.hang_up(command.assignment_id)
         elif isinstance(command, Ban):
             self._peers.ban(peer_of(command.caller).identity, command.error)
         else:
@@ -437,7 +436,7 @@ class Daemon:
         self._compute.post(command.assignment_id, assign)
 
     def _end_assignment(self, command: EndAssignment) -> None:
-        self._compute.channel.hang_up(command.assignment_id)
+        self._compute.hang_up(command.assignment_id)
         for request in command.requests:
             self._compute.post(command.assignment_id, CloseCache(request=request))
         self._compute.claims.promise(sure=0, most=0)  # the layers stay, and nothing is cached
@@ -474,22 +473,9 @@ class Daemon:
                 ),
                 now_s,
             )
-        elif isinstance(result, LoadProgress):
-            self._give(
-                ComputeReported(
-                    assignment_id=assignment_id, result=Loading(doing=result.doing, share=result.share)
-                ),
-                now_s,
-            )
         else:
             try:
-                self._give(
-                    ComputeReported(
-                        assignment_id=assignment_id,
-                        result=result.question if isinstance(result, HeadQuestion) else result,
-                    ),
-                    now_s,
-                )
+                self._give(ComputeReported(assignment_id=assignment_id, result=result), now_s)
             except Exception as error:  # the top of a turn, as over a message
                 log.exception("unexpected error over what was computed")
                 text = str(unexpected(error, "over what was computed"))

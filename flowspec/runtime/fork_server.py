@@ -23,13 +23,10 @@ from flowspec.child_process import ending
 from flowspec.errors import FlowSpecError
 from flowspec.model.device_errors import tells_of_memory
 from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
-from flowspec.runtime.daemon import Daemon
 from flowspec.runtime.emulation import devices_from_json
 from flowspec.runtime.local import NO_MEMORY
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.security.keyfiles import device_keyring
-
-PRELOADED = ("flowspec.model.engines", "flowspec.model.slice", "flowspec.runtime.loading")
 
 log = logging.getLogger("flowspec")
 
@@ -59,8 +56,7 @@ def main() -> None:
     logging.basicConfig(level=args.log_level, handlers=[RepeatHandler(handler)])
     faulthandler.enable(handler.stream or sys.stderr)  # of the daemons, too
     try:
-        for name in PRELOADED:
-            importlib.import_module(name)
+        importlib.import_module("flowspec.runtime.daemon")
     except (ImportError, MemoryError, OSError) as error:
         if not tells_of_memory(f"{type(error).__name__}: {error}"):
             raise
@@ -104,6 +100,8 @@ def _fork(index: int, args: argparse.Namespace) -> int:
             f"%(asctime)s %(levelname)-7s local-{index}: %(message)s", datefmt="%H:%M:%S"
         )
         logging.getLogger().handlers[0].setFormatter(form)
+        from flowspec.runtime.daemon import Daemon
+
         daemon = Daemon(
             host="127.0.0.1",
             port=0,

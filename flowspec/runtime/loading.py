@@ -1,20 +1,22 @@
 """How a daemon comes to a slice: what the head means, where that is, whether it fits, and loading what is not
-in memory yet."""
+in memory yet; also beside a slice that runs."""
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
+import os
+import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 
-from flowspec.core.cluster.daemon import SliceRoom, room_for
+from flowspec.core.cluster.daemon import Loaded, SliceRoom, room_for
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Assign
+from flowspec.core.protocol.device_messages import TensorEntry
 from flowspec.core.protocol.model_spec import ModelSpec, SlidingWindow
 from flowspec.core.protocol.precision import CACHE_AUTO, cached_as
 from flowspec.errors import ClusterError, FlowSpecError, InputError, NoRoomError
@@ -23,349 +25,224 @@ from flowspec.model.accelerator import accelerator_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import is_gguf
 from flowspec.model.slice import Slice
-from flowspec.model.weights import (
-    SliceParts,
-    Span,
-    Weight,
-    held_bytes,
-    weight_bytes,
-    weights_in,
-    weights_of,
-)
+from flowspec.model.weights import SliceParts, Span, Weight, held_bytes, weight_bytes, weights_in, weights_of
 from flowspec.plan.memory import SliceMemory, cache_bytes, mib
 from flowspec.plan.shape import layers_held
+from flowspec.runtime.heap import give_back
 from flowspec.runtime.machine import Machine
-from flowspec.runtime.weights.checked import INDEX, CheckedFiles, HubModel, LocalModel
-from flowspec.runtime.weights.content import ModelDescription, SliceContent, content_of, hub_content
-from flowspec.runtime.weights.from_hub import HubFetcher
-from flowspec.runtime.weights.head_channel import QueuedHeadChannel
-from flowspec.runtime.weights.receive import HeadChannel, ask_entries, ask_word
-from flowspec.runtime.weights.rounded import StoredRounded, in_files, ready_weights
+from flowspec.runtime.weights.sources import HeadSource, HubSource, ReadyWeights, Source, ready_weights
 from flowspec.runtime.weights.store import WeightStore
-from flowspec.runtime.weights.stored import StoredModel
+from flowspec.runtime.weights.transfer import HeadChannel, Manifest
 
+NICENESS = 10
+"""Of the thread that loads beside a slice that runs; passes have 0."""
+USUAL_RATE = 200e6
+"""Bytes of weights that are loaded in a second, as long as none were."""
+OnEnd = Callable[[Loaded | BaseException], None]
+"""Called with what came of making a slice ready."""
+Work = tuple[threading.Thread, HeadChannel]
 log = logging.getLogger("flowspec.daemon")
 
 
+# ---------------------------------------------------------------------------------------------- slices
+
+
 @dataclass(frozen=True, slots=True)
-class SliceSource:
-    """What a slice is to be, and the model that it is loaded from: None where the slice that is kept is the
-    same."""
+class SliceContent:
+    """All that a slice's arithmetic follows from: by this, and nothing else, is a slice kept and given again.
 
-    content: SliceContent
-    files: ModelFiles | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where a daemon may look for a model and keep what comes.
-
-    Weights that a head sends are kept in `store` (None: none are taken), digests in `folder`; `fetcher`
-    brings what the hub has (None: nothing).
+    Two heads mean the same slice when its `tensors` have the same digests and are put together in the same
+    way: `model` is a `Manifest.digest`. What the hub has it names itself; of that `tensors` are none. By name
+    and fingerprint (`called`) a head only says what it calls the model.
     """
 
-    store: WeightStore | None
-    folder: Path | None
-    fetcher: HubFetcher | None
+    model: str
+    span: Span
+    dtype: str
+    arithmetic: str
+    cache: str
+    called: tuple[str, str] = field(compare=False)
+    tensors: tuple[TensorEntry, ...] = ()
+
+    def agrees_with(self, other: SliceContent) -> bool:
+        """Whether layers that both slices have are the same, tensor by tensor."""
+        own = (self.model, self.dtype, self.arithmetic)
+        known = {entry.name: entry for entry in self.tensors}
+        is_same = own == (other.model, other.dtype, other.arithmetic)
+        return is_same and all(known.get(entry.name, entry) == entry for entry in other.tensors)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LoadedSlice:
     """A slice in memory, and what it is."""
 
     part: Slice
     content: SliceContent
 
+    def report(self, *, received_bytes: int = 0, load_s: float = 0.0) -> Loaded:
+        """Caches are none of it: what there is for them is known when the slice is taken."""
+        return Loaded(
+            weight_bytes=self.part.weight_bytes,
+            cache_slots=0,
+            received_bytes=received_bytes,
+            hidden_size=self.part.spec.hidden,
+            carried=self.part.carried_width,
+            vocabulary_size=self.part.spec.vocabulary,
+            reused=False,
+            load_s=load_s,
+        )
+
 
 class SliceLoad:
-    """Comes to the slice of one Assign, step by step: `find` it, then `load` it. Each raises `FlowSpecError`
-    where it cannot go on.
+    """Comes to the slice of one Assign, step by step: `find` it, `reuse` parts of others, `check` that there
+    is memory, `fetch` files, then `load` it. Each raises `FlowSpecError` where it cannot go on.
 
-    The `line` goes to the head that assigns it.
+    `channel` leads to the head that assigns it.
     """
 
-    def __init__(
-        self, assign: Assign, span: Span, machine: Machine, channel: QueuedHeadChannel, claims: MemoryClaims
-    ) -> None:
+    def __init__(self, assign: Assign, machine: Machine, channel: HeadChannel, claims: MemoryClaims) -> None:
         self.rate = 0.0
         """Bytes of weights in a second, once something was loaded."""
-        self._assign = assign
-        self._span = span
-        self._machine = machine
-        self._channel = channel
-        self._claims = claims
-        store = None if machine.cache_bytes == 0 else WeightStore(machine.cache_dir, machine.cache_bytes)
-        fetcher = None
-        if machine.uses_hub and store is not None:
-            fetcher = HubFetcher(assign.model, channel, machine.cache_bytes)
-        self._places = Places(store=store, folder=machine.cache_dir, fetcher=fetcher)
-        self._source: SliceSource | None = None
+        self.span = Span(first=assign.first_layer, end=assign.end_layer, count=assign.layer_count)
+        self._assign, self._machine, self._channel, self._claims = assign, machine, channel, claims
+        has_store = machine.cache_bytes != 0
+        self._store = WeightStore(machine.cache_dir, machine.cache_bytes) if has_store else None
+        self._source: Source | None = None
+        self._kept: SliceParts = {}
+
+    # ------------------------------------------------------------------------------------------ finding
+
+    def find(self, held: Sequence[LoadedSlice]) -> LoadedSlice | None:
+        """The slice in memory that the head means, if one of these is it; else finds out where that is.
+
+        From the hub a model comes with hashes of its own, and the head, which may not have the weights, is
+        not asked.
+        """
+        called = (self._assign.model, self._assign.fingerprint)
+        self._content = self._content_of("hub {} {}".format(*called))
+        for each in held:
+            if each.content == self._content:
+                return each
+        is_likely = any((each.content.called, each.content.span) == (called, self.span) for each in held)
+        if is_likely and (found := self._same_of(held)) is not None:
+            return found
+        source = self._look()
+        if not isinstance(source, HubSource):
+            if (found := self._same_of(held)) is not None:
+                return found
+            source.learn(self._channel.ask_entries(self._needed(source) & self._manifest.names))
+            own = self._content_of(self._manifest.digest)
+            self._content = replace(own, tensors=tuple(source.entries.values()))
+        self._source = source
+        return None
+
+    @functools.cached_property
+    def _manifest(self) -> Manifest:
+        return self._channel.ask_manifest()
+
+    def _content_of(self, model: str) -> SliceContent:
+        assign, called = self._assign, (self._assign.model, self._assign.fingerprint)
+        return SliceContent(model, self.span, assign.dtype, assign.arithmetic, assign.cache, called)
+
+    def _same_of(self, held: Sequence[LoadedSlice]) -> LoadedSlice | None:
+        """That of these slices which is the one that the head means, tensor by tensor."""
+        wanted = self._content_of(self._manifest.digest)
+        for each in held:
+            own = each.content.tensors
+            is_likely = replace(each.content, tensors=()) == wanted
+            if is_likely and tuple(self._channel.ask_entries(entry.name for entry in own)) == own:
+                return each
+        return None
+
+    def _look(self) -> Source:
+        """The model on this device or on the hub, if it seems to be the head's; else as the head has it."""
+        model, channel, folder = self._assign.model, self._channel, self._machine.cache_dir
+        limit_bytes = self._machine.cache_bytes if self._machine.uses_hub else 0
+        try:
+            here: Source = HubSource(model, channel, folder, limit_bytes)
+            if here.folder is not None or is_gguf(model):
+                here = Source(model, channel, folder)
+            here.look(self._assign)
+            if isinstance(here, HubSource) and limit_bytes == 0:
+                here.fetch(self._needed(here))  # the head is asked for what is not there
+        except FlowSpecError as error:
+            return self._look_at_head(error)
+        if isinstance(here, HubSource) or here.manifest() == self._manifest:
+            return here
+        text = f"model {model!r} here has another config or other tensors than the head's"
+        return self._look_at_head(ClusterError(text))
+
+    def _look_at_head(self, reason: FlowSpecError) -> Source:
+        if self._store is None:
+            raise reason
+        log.info("%s; asking the head for the weights", reason)
+        source = HeadSource(self._assign.model, self._channel, self._manifest, self._store)
+        source.look(self._assign)
+        return source
+
+    def _needed(self, source: Source) -> set[str]:
+        """The tensors that the slice is made of. Nothing else is asked of these: where a head sends them,
+        only names are known yet."""
+        return source.names_of(weights_of(source.spec, self.span, source.tensors()))
+
+    # ------------------------------------------------------------------------------------------ loading
 
     @property
-    def _files(self) -> ModelFiles:
-        files = None if self._source is None else self._source.files
-        assert files is not None, "a slice is found first, and only one that is not in memory is loaded"
-        return files
+    def _found(self) -> Source:
+        assert self._source is not None, "only what was found and is not in memory is loaded"
+        return self._source
 
-    def find(self, held: Sequence[Held]) -> Held | None:
-        """The slice in memory that the head means, if one of these is it."""
-        contents = [each.content for each in held]
-        source = self._source = find_source(self._assign, self._span, contents, self._channel, self._places)
-        return next((each for each in held if source.files is None and each.content == source.content), None)
+    def reuse(self, held: Sequence[LoadedSlice]) -> None:
+        """Takes over the parts that it has in common with one of these slices: with that of the most."""
+        found = [each.part.kept_for(self.span) for each in held if each.content.agrees_with(self._content)]
+        self._kept = max(found, key=held_bytes, default={})
+        self.kept_bytes = held_bytes(self._kept)
 
-    def kept_of(self, held: Sequence[Held]) -> SliceParts | None:
-        """Of these slices the parts that the one that was found has, too: of that with the most."""
-        assert self._source is not None, "a slice is found first"
-        content = self._source.content
-        found = [each.part.kept_for(self._span) for each in held if each.content.agrees_with(content)]
-        return max(found, key=held_bytes, default=None)
-
-    def need(self, kept: SliceParts | None, device: str) -> SliceMemory:
-        """The memory that it takes beside what is `kept`, as far as that is known before it is fetched."""
+    def need(self) -> SliceMemory:
+        """The memory that it takes beside what is reused, as far as that is known before it is fetched."""
         assign = self._assign
-        need = slice_memory(
-            self._files,
-            self._span,
-            assign.dtype,
-            assign.context,
-            assign.nodes_max,
-            assign.cache,
-            assign.sliding_window,
-        )
-        return need if kept is None else replace(need, weight_bytes=need.weight_bytes - held_bytes(kept))
+        sizes = (assign.dtype, assign.context, assign.nodes_max, assign.cache, assign.sliding_window)
+        return slice_memory(self._found, self.span, *sizes, kept=self._kept)
+
+    def check(self, device: str) -> int:
+        """`check_memory` for it."""
+        return check_memory(self.need(), self._assign, device, self._machine, self._claims)
 
     def fetch(self) -> None:
         """Has the files of a model of the hub here."""
-        if isinstance(self._files, HubModel):
-            fetch_missing(self._files, self._span, self._places.fetcher)
+        self._found.fetch(self._needed(self._found))
 
-    def check(self, kept: SliceParts | None, device: str) -> int:
-        """`check_memory` for it."""
-        machine, need = self._machine, self.need(kept, device)
-        limit_bytes, sharers = machine.memory_bytes, machine.sharers
-        return check_memory(need, self._span, self._assign, device, limit_bytes, self._claims, sharers)
-
-    def load(self, kept: SliceParts | None, device: str) -> tuple[Held, int]:
-        """The slice, what is `kept` taken over, and how many bytes of it the head sent."""
-        assert self._source is not None, "a slice is found first"
-        files, tell = self._files, partial(self._channel.tell, "loading")
-        lacking_bytes = self.need(kept, device).weight_bytes
-        with self._ready(kept, device) as (received_bytes, rounded):
+    def load(self, device: str) -> tuple[LoadedSlice, int]:
+        """The slice, and how many bytes of it the head sent."""
+        assign, lacking_bytes = self._assign, self.need().weight_bytes
+        with self._ready() as (_, received_bytes, rounded):
             began_s = time.monotonic()
-            assign = self._assign
-            part = Slice.load(
-                *(files, self._span, assign.dtype, device, tell, rounded, kept),
-                arithmetic=assign.arithmetic,
-                cache=assign.cache,
-            )
+            progress = functools.partial(self._channel.show, "loading")
+            given = (self._found, self.span, assign.dtype, device, progress, rounded, self._kept)
+            part = Slice.load(*given, assign.arithmetic, assign.cache)
             self.rate = lacking_bytes / max(time.monotonic() - began_s, 1e-3)
-        return Held(part, self._source.content), received_bytes
+        return LoadedSlice(part, self._content), received_bytes
 
-    def stock(self, kept: SliceParts | None, device: str) -> int:
+    def prefetch(self) -> int:
         """Has all that `load` would read here, checked and read once; how many bytes the head sent for it."""
-        files = self._files
-        with self._ready(kept, device) as (received_bytes, _):
-            if isinstance(files, CheckedFiles):
-                names = sorted(in_files(files, self._weights(kept, device)))
-                for number, name in enumerate(names):
-                    self._channel.tell("checking", number / len(names))
-                    files.check(name)
+        with self._ready() as (names, received_bytes, _):
+            for number, name in enumerate(sorted(names)):
+                self._found.show_checking(number / len(names))
+                self._found.check(name)
         return received_bytes
 
-    @contextlib.contextmanager
-    def _ready(self, kept: SliceParts | None, device: str) -> Iterator[tuple[int, StoredRounded | None]]:
-        files, assign = self._files, self._assign
-        weights = slice_weights(files, self._span, assign.dtype, kept)
-        try:
-            with ready_weights(
-                files, weights, self._assign.dtype, self._places.store, self._channel
-            ) as ready:
-                yield ready
-        finally:
-            if isinstance(files, CheckedFiles):
-                files.end()
-
-    def _weights(self, kept: SliceParts | None, device: str) -> list[Weight]:
-        return slice_weights(self._files, self._span, self._assign.dtype, kept)
+    def _ready(self) -> AbstractContextManager[ReadyWeights]:
+        weights = slice_weights(self._found, self.span, self._assign.dtype, self._kept)
+        return ready_weights(self._found, weights, self._assign.dtype, self._store)
 
 
-def find_source(
-    assign: Assign,
-    span: Span,
-    kept: Sequence[SliceContent],
-    channel: HeadChannel,
-    places: Places,
-) -> SliceSource:
-    """Finds out what the head means, by the digests of the tensors that it has, and where that is.
-
-    That may be one of those that are `kept`. From the hub a model comes with hashes of its own, and the head,
-    which may not have the weights, is not asked. Raises `FlowSpecError` where the model cannot be had.
-    """
-    from_hub = hub_content(assign, span)
-    if from_hub in kept:
-        return SliceSource(from_hub, None)
-    word: ModelDescription | None = None
-    called = (assign.model, assign.fingerprint)
-    if likely := [each for each in kept if each.called == called and each.span == span]:
-        word = ask_word(channel)
-        if (found := _find_kept(likely, word, span, assign, channel)) is not None:
-            return SliceSource(found, None)
-    here, why = _look_here(assign, span, channel, places)
-    if isinstance(here, HubModel):
-        return SliceSource(from_hub, here)
-    if why is not None and places.store is None:
-        raise why
-    if word is None:
-        word = ask_word(channel)
-        if (found := _find_kept(kept, word, span, assign, channel)) is not None:
-            return SliceSource(found, None)
-    if here is not None and not _is_same(here, word):
-        here, why = (
-            None,
-            ClusterError(f"model {assign.model!r} here has another config or other tensors than the head's"),
-        )
-    if here is not None:
-        here.learn(ask_entries(word, _needed(here, span), channel))
-        return SliceSource(content_of(word, span, assign, here.entries.values()), here)
-    assert why is not None, "it is here, or there is a reason"
-    if places.store is None:
-        raise why
-    log.info("%s; asking the head for the weights", why)
-    offered = offered_model(assign, span, word, channel, places.store)
-    return SliceSource(content_of(word, span, assign, offered.entries.values()), offered)
+# ---------------------------------------------------------------------------------------------- memory
 
 
-def _find_kept(
-    kept: Sequence[SliceContent],
-    word: ModelDescription,
-    span: Span,
-    assign: Assign,
-    channel: HeadChannel,
-) -> SliceContent | None:
-    """The slice that is kept and is the one that the head means, tensor by tensor."""
-    for each in kept:
-        if not each.is_of(word.digest, span, assign):
-            continue
-        if content_of(word, span, assign, ask_entries(word, each.names, channel)) == each:
-            return each
-    return None
-
-
-def _look_here(
-    assign: Assign, span: Span, channel: HeadChannel, places: Places
-) -> tuple[LocalModel | HubModel | None, FlowSpecError | None]:
-    """The model on this device or on the hub, if by its fingerprint it seems to be the head's; else why
-    not."""
-
-    def step(size: int) -> None:
-        channel.tell("checking", 0.0)
-
-    try:
-        here: LocalModel | HubModel
-        if ModelFiles(assign.model, may_fetch=False).folder is not None or is_gguf(assign.model):
-            here = _known(LocalModel(assign.model, folder=places.folder, step=step), assign)
-            _check_fingerprint(here, assign)
-        else:
-            hub = _known(HubModel(assign.model, folder=places.folder, step=step), assign)
-            here = _look_in_cache(hub, assign, span, places.fetcher)
-        _check_layers(here, assign)
-        return here, None
-    except FlowSpecError as error:
-        return None, error
-
-
-FilesT = TypeVar("FilesT", bound=ModelFiles)
-
-
-def _known(files: FilesT, assign: Assign) -> FilesT:
-    """With the head's word for what the model computes, so that no config is read here."""
-    if assign.spec is None:
-        raise ClusterError(f"the head did not say what {assign.model!r} computes; expected Assign.spec")
-    files.spec = assign.spec
-    return files
-
-
-def _look_in_cache(model: HubModel, assign: Assign, span: Span, fetcher: HubFetcher | None) -> HubModel:
-    """A model of the hub, its config and index here and the head's; its weights, too, unless there is a
-    `fetcher`."""
-    try:
-        _check_fingerprint(model, assign)
-    except FlowSpecError:
-        if fetcher is None:
-            raise
-        fetcher.get_json("config.json")
-        _check_fingerprint(model, assign)
-    _check_layers(model, assign)
-    if not model.has_index and fetcher is not None:
-        fetcher.get_json(INDEX)
-    if fetcher is None and (missing := model.missing(_needed(model, span))):
-        raise InputError(
-            f"{missing[0]} of {assign.model!r} is not in the hub's cache here, and this daemon fetches "
-            "nothing from there"
-        )
-    return model
-
-
-def _check_fingerprint(files: ModelFiles, assign: Assign) -> None:
-    found = files.fingerprint()
-    if found != assign.fingerprint:
-        raise ClusterError(
-            f"model {assign.model!r} on this device ({found[:8]}) is not the head's "
-            f"({assign.fingerprint[:8]})"
-        )
-
-
-def fetch_missing(files: HubModel, span: Span, fetcher: HubFetcher | None) -> None:
-    """Has the files of weights of a slice here. Raises `InputError` where that cannot be, or is more than
-    there is room for."""
-    if fetcher is not None and (missing := files.missing(_needed(files, span))):
-        log.info("fetching %s of %s from the hub", ", ".join(missing), files.model)
-        fetcher.get_weights(missing)
-
-
-def _is_same(here: LocalModel, word: ModelDescription) -> bool:
-    """Whether all but the tensors' values is what the head has."""
-    if (here.config_text(), here.gguf_architecture) != (word.offer.config, word.offer.gguf):
-        return False
-    return set(here.extents()) == set(word.names)
-
-
-def offered_model(
-    assign: Assign, span: Span, word: ModelDescription, channel: HeadChannel, store: WeightStore
-) -> StoredModel:
-    """The model as the head offers it, the tensors of the slice known but not there yet."""
-    model = _known(StoredModel(assign.model, word.offer, word.names, store), assign)
-    _check_layers(model, assign)
-    for entry in ask_entries(word, _needed(model, span), channel):
-        model.add(entry)
-    return model
-
-
-def _needed(files: ModelFiles, span: Span) -> set[str]:
-    """The tensors that a slice is made of, by their names in the files.
-
-    Nothing else is asked of these: where a head sends them, only names are known yet.
-    """
-    return in_files(files, weights_of(files.spec, span, files.tensors()))
-
-
-def _check_layers(files: ModelFiles, assign: Assign) -> None:
-    layer_count = files.raw_config()["num_hidden_layers"]
-    if layer_count != assign.layer_count:
-        raise ClusterError(
-            f"model {assign.model!r} has {layer_count} layers, the head expects {assign.layer_count}"
-        )
-
-
-def slice_weights(
-    files: ModelFiles,
-    span: Span,
-    dtype: str,
-    kept: SliceParts | None = None,
-) -> list[Weight]:
+def slice_weights(files: ModelFiles, span: Span, dtype: str, kept: SliceParts | None = None) -> list[Weight]:
     """The parameters of a slice that are not `kept`; nothing is loaded."""
     found = weights_in(files.spec, span, files.tensors(), dtype)
-    return [weight for weight in found if kept is None or weight.owner not in kept]
+    return [weight for weight in found if weight.owner not in (kept or {})]
 
 
 def slice_memory(
@@ -376,22 +253,48 @@ def slice_memory(
     nodes_max: int = limits.TREE_NODES_MAX,
     cache: str = CACHE_AUTO,
     window: SlidingWindow | None = None,
+    kept: SliceParts | None = None,
 ) -> SliceMemory:
-    """The memory of a slice, from file headers; nothing is loaded. A tied embedding counts once per slice;
-    caches have room for `context` tokens and `nodes_max` guesses, those of layers with a sliding window as
-    far as `window` says (None: for all).
+    """The memory of a slice beside what is `kept`, from file headers; nothing is loaded. A tied embedding
+    counts once per slice; caches are as in `cache_memory`."""
+    weights = slice_weights(files, span, dtype, kept)
+    own = cache_memory(files.spec, span, dtype, context, nodes_max, cache, window)
+    return replace(own, weight_bytes=weight_bytes(weights, files.tensors(), dtype))
+
+
+def cache_memory(
+    spec: ModelSpec,
+    span: Span,
+    dtype: str,
+    context: int,
+    nodes_max: int,
+    cache: str,
+    window: SlidingWindow | None,
+) -> SliceMemory:
+    """The memory that a loaded slice takes in addition: caches for `context` tokens and `nodes_max` guesses,
+    those of layers with a sliding window as far as `window` says (None: for all).
 
     Raises `InputError` for another window than the model's.
     """
-    tensors = files.tensors()
-    return SliceMemory(
-        weight_bytes=weight_bytes(weights_in(files.spec, span, tensors, dtype), tensors, dtype),
-        cache_bytes=_cache_bytes(files.spec, span, dtype, context, nodes_max, cache, window),
+    windows = spec.windows
+    if window is not None and window.tokens != max(windows):
+        raise InputError(
+            f"expected a window of {max(windows)} positions, as the model's config.json has it, got "
+            f"{window.tokens} from the head; run the same FlowSpec version everywhere"
+        )
+    size = cache_bytes(
+        layers_held(spec.heads, windows, spec.inputs, spec.states, spec.sources, span.first, span.end),
+        context=context,
+        held=cached_as(cache, dtype),
+        nodes_max=nodes_max,
+        window=window,
+        precision=dtype,
     )
+    return SliceMemory(weight_bytes=0, cache_bytes=size)
 
 
-def room_beside(need: SliceMemory, kept: SliceParts | None, serving: Slice, machine: Machine) -> SliceRoom:
-    """Where a slice fits that takes `need` beside what is `kept` of the one that is `serving`."""
+def room_beside(need: SliceMemory, kept_bytes: int, serving: Slice, machine: Machine) -> SliceRoom:
+    """Where a slice fits that takes `need` beside the `kept_bytes` of the one that is `serving`."""
     here = accelerator_of(serving.device)
     free = here.free_bytes()
     if machine.memory_bytes is not None:
@@ -401,81 +304,146 @@ def room_beside(need: SliceMemory, kept: SliceParts | None, serving: Slice, mach
         cache=need.cache_bytes,
         free=max(0, free) // machine.sharers,
         growth=serving.opened_bytes - serving.cache_bytes,
-        given_up=serving.weight_bytes - (0 if kept is None else held_bytes(kept)) + serving.cache_bytes,
-    )
-
-
-def kept_memory(spec: ModelSpec, span: Span, assign: Assign) -> SliceMemory:
-    """What a slice that is loaded takes in addition."""
-    held = _cache_bytes(
-        spec, span, assign.dtype, assign.context, assign.nodes_max, assign.cache, assign.sliding_window
-    )
-    return SliceMemory(weight_bytes=0, cache_bytes=held)
-
-
-def _cache_bytes(
-    spec: ModelSpec,
-    span: Span,
-    dtype: str,
-    context: int,
-    nodes_max: int,
-    cache: str,
-    window: SlidingWindow | None,
-) -> int:
-    windows = spec.windows
-    if window is not None and window.tokens != max(windows):
-        raise InputError(
-            f"expected a window of {max(windows)} positions, as the model's config.json has it, got "
-            f"{window.tokens} from the head; run the same FlowSpec version everywhere"
-        )
-    return cache_bytes(
-        layers_held(spec.heads, windows, spec.inputs, spec.states, spec.sources, span.first, span.end),
-        context=context,
-        held=cached_as(cache, dtype),
-        nodes_max=nodes_max,
-        window=window,
-        precision=dtype,
+        given_up=serving.weight_bytes - kept_bytes + serving.cache_bytes,
     )
 
 
 def check_memory(
-    need: SliceMemory,
-    span: Span,
-    assign: Assign,
-    device: str,
-    limit_bytes: int | None,
-    claims: MemoryClaims,
-    sharers: int = 1,
+    need: SliceMemory, assign: Assign, device: str, machine: Machine, claims: MemoryClaims
 ) -> int:
     """Refuses a slice that does not fit, before anything of it is loaded. Returns the bytes that are left for
     the caches of all requests.
 
-    What other daemons of this machine are sure to need is theirs. Of what is left each of the `sharers`, or
-    of the daemons that are here if they are more, gets its part for caches, as far as nobody else was
-    promised it, and at least what one conversation takes.
+    What other daemons of this machine are sure to need is theirs. Of what is left each of the sharers, or of
+    the daemons that are here if they are more, gets its part for caches, as far as nobody else was promised
+    it, and at least what one conversation takes.
     """
     here = accelerator_of(device)
     here.give_back()
     with claims.deciding():
         others = claims.untouched("sure")
         free_bytes, rest_bytes = here.free_bytes(others), here.free_bytes(claims.untouched("most"))
-        allowed_bytes = None if limit_bytes is None else limit_bytes - here.taken_bytes()
-        have = free_bytes if allowed_bytes is None else min(free_bytes, allowed_bytes)
+        limit_bytes = machine.memory_bytes
+        allowed_bytes = sys.maxsize if limit_bytes is None else limit_bytes - here.taken_bytes()
+        have = min(free_bytes, allowed_bytes)
         if need.total_bytes > have:
             smaller = "fewer layers" if assign.drafting is None else "a smaller drafter"
             taken_bytes = sum(others.values())
             theirs = f" beside {mib(taken_bytes)} that other daemons here still need" if taken_bytes else ""
             raise NoRoomError(
-                f"layers {span.first} to {span.end - 1} need {mib(need.total_bytes)} "
+                f"layers {assign.first_layer} to {assign.end_layer - 1} need {mib(need.total_bytes)} "
                 f"(weights {mib(need.weight_bytes)}, "
                 f"cache {mib(need.cache_bytes)} for {assign.context} tokens), "
                 f"but {mib(max(0, have))} are free here{theirs}; "
                 f"give this device {smaller}, or use a smaller --context, --dtype or --cache"
             )
-        part = min(rest_bytes, free_bytes // max(sharers, 1 + len(others)))
-        if allowed_bytes is not None:
-            part = min(part, allowed_bytes)
+        part = min(rest_bytes, free_bytes // max(machine.sharers, 1 + len(others)), allowed_bytes)
         most = max(need.total_bytes, part)
         if here.is_cpu:
             claims.promise(sure=need.total_bytes, most=most)
     return most - need.weight_bytes
+
+
+# ------------------------------------------------------------------------------------------ background
+
+
+class BackgroundLoader:
+    """Makes ready for another pipeline beside the one that works, in a thread of its own.
+
+    Only layers that do not stay are loaded, at low priority: passes go on meanwhile. What was made ready is
+    kept until the next Assign, which finds it by its digests. Where there is no memory for both slices all is
+    fetched, checked and read once, and it is told how long loading will take. Conversations come first: a
+    cache that needs the memory takes it, and the slice is loaded later.
+
+    The poller begins; the compute thread takes, and makes room.
+    """
+
+    def __init__(self, machine: Machine, claims: MemoryClaims) -> None:
+        self.rate = USUAL_RATE
+        """Bytes of weights that are loaded in a second, as was seen last."""
+        self._machine, self._claims = machine, claims
+        self._work: Work | None = None
+        self._spare: LoadedSlice | None = None
+        self._taken_bytes = 0
+        self._is_crowded = False
+
+    def begin(self, assign: Assign, serving: LoadedSlice, channel: HeadChannel, on_end: OnEnd) -> None:
+        """Makes ready for `assign` beside the slice that is `serving`, and for nothing else any more."""
+        before, given = self._work, (assign, serving, channel, on_end)
+        if before is not None:
+            before[1].hang_up()
+        thread = threading.Thread(target=self._run, args=(before, *given), name="beside", daemon=True)
+        self._work = thread, channel
+        thread.start()
+
+    def take(self) -> LoadedSlice | None:
+        """What was made ready, if anything was. From here on nothing is."""
+        if self._work is not None:
+            thread, channel = self._work
+            channel.hang_up()
+            thread.join()
+        spare, self._spare, self._work, self._taken_bytes = self._spare, None, None, 0
+        return spare
+
+    def make_room(self, part: Slice, request_bytes: int) -> None:
+        """Caches of so many bytes are opened: if caches might need its memory, what is ready is given up."""
+        if not self._taken_bytes or part.cache_bytes_max is None:
+            return
+        if part.opened_bytes + request_bytes + self._taken_bytes > part.cache_bytes_max:
+            log.info("conversations need the %s in which layers were made ready", mib(self._taken_bytes))
+            self._is_crowded = True
+            self.take()
+            give_back()
+
+    def _run(
+        self, before: Work | None, assign: Assign, serving: LoadedSlice, channel: HeadChannel, on_end: OnEnd
+    ) -> None:
+        if sys.platform == "linux":  # elsewhere it would be the whole process's
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        if before is not None:
+            before[0].join()
+        self._is_crowded, self._taken_bytes = False, 0
+        try:
+            on_end(self._make(assign, serving, channel))
+        except BaseException as error:  # noqa: BLE001 - the top of a thread: who is told makes a line of it
+            self._taken_bytes = 0
+            on_end(error)
+        finally:
+            give_back()
+
+    def _make(self, assign: Assign, serving: LoadedSlice, channel: HeadChannel) -> Loaded:
+        load, part = SliceLoad(assign, self._machine, channel, self._claims), serving.part
+        spare, self._spare = self._spare, None
+        found = load.find([serving] if spare is None else [serving, spare])
+        kept_bytes = held_bytes(part.kept_for(load.span))
+        if found is not None:
+            if found is not serving:
+                self._spare, self._taken_bytes = found, found.part.weight_bytes - kept_bytes
+            return found.report()
+        del spare
+        load.reuse([serving])
+        for is_fetched in (False, True):  # only what fits is fetched, and more is known of it then
+            if is_fetched:
+                load.fetch()
+            need = load.need()
+            room = room_beside(need, load.kept_bytes, part, self._machine)
+            if room is SliceRoom.NONE:
+                raise NoRoomError(
+                    f"layers {load.span.first} to {load.span.end - 1} need {mib(need.total_bytes)} beside "
+                    "what is kept, more than there is here; give this device fewer layers, or use a smaller "
+                    "--context"
+                )
+        load_s = need.weight_bytes / self.rate
+        if room is SliceRoom.AFTER:
+            text = "no memory for %s beside the layers that run: they are loaded when those are done"
+            log.info(text, mib(need.weight_bytes))
+            return serving.report(received_bytes=load.prefetch(), load_s=load_s)
+        self._taken_bytes = need.weight_bytes
+        try:
+            self._spare, received_bytes = load.load(part.device)
+        except ClusterError:
+            if not self._is_crowded:
+                raise
+            return serving.report(load_s=load_s)
+        self.rate = load.rate
+        return self._spare.report(received_bytes=received_bytes)

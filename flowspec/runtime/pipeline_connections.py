@@ -52,7 +52,7 @@ from flowspec.runtime.emulation import Emulation
 from flowspec.runtime.monitor import Monitor
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.transport import Receiver, Sender, Wake, dealer, end_context, reach, receive
-from flowspec.runtime.weights.server import WeightServer
+from flowspec.runtime.weights.transfer import WeightServer
 from flowspec.version import __version__
 from flowspec.wire.codec import BYTES, Envelope, Tensor, decode
 

@@ -42,7 +42,7 @@ from flowspec.plan.placement import StagePlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
 from flowspec.runtime.transport import Sender, bind_router, dial
-from flowspec.runtime.weights.offer import Offer
+from flowspec.runtime.weights.transfer import Offer
 from flowspec.wire.codec import BYTES, Tensor, decode
 from lab.checks.intrusion import Attempt, report
 from lab.command import Parser, run_command
@@ -66,7 +66,6 @@ ROLES = ("head-control", "head-control", "head-data", "head-weights", "stage")
 class Offers(Protocol):
     """What a head says of its model; `Offer`, or a lie."""
 
-    def begin(self) -> ModelOffer: ...
     def answer(self, question: WeightQuestion) -> tuple[Any, Tensor | None]: ...
 
 
@@ -77,10 +76,9 @@ class BadConfig:
         sizes = {"hidden_size": 8, "num_attention_heads": 1, "vocab_size": 16, "intermediate_size": 8}
         self._config = json.dumps({"num_hidden_layers": LAYERS, **sizes, **config})
 
-    def begin(self) -> ModelOffer:
-        return ModelOffer(config=self._config, gguf="", tensor_count=1)
-
     def answer(self, question: WeightQuestion) -> tuple[Any, Tensor | None]:
+        if isinstance(question, AskModel):
+            return ModelOffer(config=self._config, gguf="", tensor_count=1), None
         if isinstance(question, AskNames):
             return NameList(names=("model.norm.weight",)), None
         return Error.saying("that was all"), None
@@ -146,7 +144,7 @@ class Site:
                 control.link.send(Ping())
                 if isinstance(said, AskModel):
                     weights = Stranger(self.context, address, "head-weights", incarnation).__enter__()
-                    weights.link.send(offers.begin())
+                    weights.link.send(*offers.answer(said))
                 while weights is not None and (question := weights.hear(0)) is not None:
                     if not isinstance(question, Error):
                         weights.link.send(*offers.answer(question))  # type: ignore[arg-type]

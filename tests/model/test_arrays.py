@@ -21,12 +21,11 @@ FREE = (
     *("files", "tensors", "safetensors_file", "joined_experts", "layer_by_layer", "pickled_file", "rounding"),
     *("gguf.tensors", "gguf.config", "prequantised.tensors", "arithmetic.compiled"),
 )
-FREE_OF_WEIGHTS = ("checked", "content", "digests", "offer", "receive", "rounded", "store", "stored")
 
 
 def test_whatever_reads_weights_needs_neither_torch_nor_transformers() -> None:
     names = [f"flowspec.model.{name}" for name in FREE]
-    names += [f"flowspec.runtime.weights.{name}" for name in FREE_OF_WEIGHTS]
+    names += [f"flowspec.runtime.{name}" for name in ("loading", "weights.store", "weights.transfer")]
     code = f"import sys, {', '.join(names)}; print(sorted({{'torch', 'transformers'}} & sys.modules.keys()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

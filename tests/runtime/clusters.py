@@ -39,7 +39,7 @@ from flowspec.runtime.planning import Replanner
 from flowspec.runtime.security.keyring import Keyring
 from flowspec.runtime.token_stream import TokenStream
 from flowspec.runtime.transport import Sender, Wake, dial
-from flowspec.runtime.weights.server import WeightServer
+from flowspec.runtime.weights.transfer import WeightServer
 from flowspec.wire.codec import decode
 from lab.plain_model import PlainModel
 from tests.checkpoints import VOCABULARY_SIZE

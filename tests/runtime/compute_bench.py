@@ -9,15 +9,14 @@ from typing import Any
 from msgspec import structs
 
 from flowspec.core.cluster.daemon import Loaded
-from flowspec.core.protocol.cluster_messages import Assign
-from flowspec.core.protocol.device_messages import AskModel
+from flowspec.core.protocol.cluster_messages import Assign, Loading
+from flowspec.core.protocol.device_messages import WeightQuestion
 from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.runtime.compute import ComputeThread
 from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
-from flowspec.runtime.weights.head_channel import HeadQuestion, LoadProgress
-from flowspec.runtime.weights.offer import Offer
+from flowspec.runtime.weights.transfer import Offer
 from tests.runtime.clusters import WAIT_S, whole_model
 
 CONTEXT = 60
@@ -58,11 +57,9 @@ class Bench:
                 self.wake.clear()
             of, found = self.compute.results.popleft()
             assert of == assignment_id
-            if isinstance(found, HeadQuestion):
-                is_first = isinstance(found.question, AskModel)
-                answer = self.offer.begin() if is_first else self.offer.answer(found.question)[0]
-                self.compute.deliver(assignment_id, answer, b"")
-            elif isinstance(found, LoadProgress):
+            if isinstance(found, WeightQuestion):
+                self.compute.deliver(assignment_id, self.offer.answer(found)[0], b"")
+            elif isinstance(found, Loading):
                 self.progress.append(found.doing)
             else:
                 return found

@@ -14,7 +14,6 @@ from flowspec.core.protocol import limits
 from flowspec.core.stage.events import OpenCache
 from flowspec.model.slice import Slice
 from flowspec.model.weights import Span, arrays_of
-from flowspec.runtime import background_loader as beside
 from flowspec.runtime import loading
 from flowspec.runtime.compute import WorkFailed
 from flowspec.runtime.machine import Machine
@@ -50,12 +49,12 @@ def test_what_is_made_ready_is_there_when_it_is_assigned_and_the_other_runs_unti
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
-    monkeypatch.setattr(beside.os, "setpriority", lambda which, who, niceness: seen.append(niceness))
+    monkeypatch.setattr(loading.os, "setpriority", lambda which, who, niceness: seen.append(niceness))
     before = bench.slice()
     made = prepare(bench)
     assert isinstance(made, Loaded)
     assert made.load_s == 0
-    assert seen == [beside.NICENESS], "the thread that loads has a low priority"
+    assert seen == [loading.NICENESS], "the thread that loads has a low priority"
     assert bench.slice() is before
     shared = [before.parts[number] for number in (2, 3)]
     bench.progress.clear()
@@ -105,7 +104,7 @@ def test_conversations_that_need_the_memory_take_it(bench: Bench) -> None:
 
 def test_what_is_made_ready_for_nobody_any_more_ends_soon(bench: Bench) -> None:
     bench.compute.prepare(2, bench.assign(NEXT, is_beside=True))
-    bench.compute.end_preparation(2)
+    bench.compute.hang_up(2)
     found = bench.result(2)
     assert isinstance(found, WorkFailed)
     assert str(found.error) == "the head let go before all weights were there"
@@ -125,9 +124,8 @@ def test_memory_that_is_left_is_for_layers_and_for_caches_that_are_open(
     monkeypatch.setattr(loading, "accelerator_of", lambda device: Here())
     need = loading.SliceMemory(weight_bytes=1 << 20, cache_bytes=10)
     machine = Machine(device="cpu")
-    assert loading.room_beside(need, None, part, machine) is SliceRoom.BESIDE
+    assert loading.room_beside(need, 0, part, machine) is SliceRoom.BESIDE
     part.open_cache(1, CONTEXT)
-    assert loading.room_beside(need, None, part, machine) is SliceRoom.AFTER
+    assert loading.room_beside(need, 0, part, machine) is SliceRoom.AFTER
     free_bytes = 0
-    kept = part.kept_for(part.span)
-    assert loading.room_beside(need, kept, part, machine) is SliceRoom.NONE
+    assert loading.room_beside(need, part.weight_bytes, part, machine) is SliceRoom.NONE

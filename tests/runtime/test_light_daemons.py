@@ -38,7 +38,7 @@ HEAVY = ("torch", "transformers")
 
 
 def test_what_a_daemon_imports_needs_neither() -> None:
-    names = ("daemon", "compute", "loading", "fork_server", "weights.stored")
+    names = ("daemon", "compute", "loading", "fork_server")
     imports = ", ".join(f"flowspec.runtime.{name}" for name in names)
     code = f"import sys, {imports}, flowspec.model.slice, flowspec.model.engines, flowspec.draft.registry; "
     code += f"print([name for name in {HEAVY} if name in sys.modules])"

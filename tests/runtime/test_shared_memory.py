@@ -31,12 +31,13 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.model.weights import Span
 from flowspec.plan.memory import SliceMemory
-from flowspec.runtime.loading import check_memory, kept_memory
+from flowspec.runtime.loading import cache_memory, check_memory
+from flowspec.runtime.machine import Machine
 from tests.daemons import daemon_process
 from tests.runtime.clusters import Peer, wait_until, whole_model
 
 MIB = 1 << 20
-SPAN = Span(first=0, end=2, count=8)
+MACHINE = Machine()
 NEED = SliceMemory(weight_bytes=50 * MIB, cache_bytes=20 * MIB)
 ASSIGN = structs.replace(
     whole_model("m", "f"), stages=4, end_layer=2, next_hop="127.0.0.1:7701", next_name="next"
@@ -74,7 +75,7 @@ class Shared:
         write_own(self.path, claim)
 
     def check(self) -> int:
-        return check_memory(NEED, SPAN, ASSIGN, "cpu", None, self.claims)
+        return check_memory(NEED, ASSIGN, "cpu", MACHINE, self.claims)
 
 
 @pytest.fixture
@@ -85,19 +86,21 @@ def shared(tmp_path: Path) -> Iterator[Shared]:
 
 
 def test_the_caches_of_four_daemons_fit_together(alone: MemoryClaims) -> None:
-    assert check_memory(NEED, SPAN, ASSIGN, "cpu", None, alone) == 950 * MIB
-    left = check_memory(NEED, SPAN, ASSIGN, "cpu", None, alone, 4)
+    assert check_memory(NEED, ASSIGN, "cpu", MACHINE, alone) == 950 * MIB
+    left = check_memory(NEED, ASSIGN, "cpu", Machine(sharers=4), alone)
     assert left == 200 * MIB
     assert 4 * (left + NEED.weight_bytes) <= 1000 * MIB
 
 
 def test_one_conversation_always_fits_and_what_does_not_is_refused(alone: MemoryClaims) -> None:
     large = SliceMemory(weight_bytes=400 * MIB, cache_bytes=20 * MIB)
-    left = check_memory(large, SPAN, ASSIGN, "cpu", None, alone, 4)
+    left = check_memory(large, ASSIGN, "cpu", Machine(sharers=4), alone)
     assert slots_in(left, 1) == 20 * MIB, "with room to work beside it"
     with pytest.raises(NoRoomError, match="1000 MiB are free here;"):
-        check_memory(replace(large, weight_bytes=990 * MIB), SPAN, ASSIGN, "cpu", None, alone, 4)
-    assert check_memory(NEED, SPAN, ASSIGN, "cpu", 1 << 40, alone) == 950 * MIB, "allowed, and not there"
+        check_memory(replace(large, weight_bytes=990 * MIB), ASSIGN, "cpu", Machine(sharers=4), alone)
+    assert check_memory(NEED, ASSIGN, "cpu", Machine(memory_bytes=1 << 40), alone) == 950 * MIB, (
+        "allowed, and not there"
+    )
 
 
 def test_what_another_daemon_was_promised_is_not_free(shared: Shared) -> None:
@@ -127,7 +130,9 @@ def test_a_drafter_has_room_for_an_answer_where_others_were_promised_all(
         drafting=Drafting(vocabulary=100, coupled=False),
     )
     part = Slice.load(files, span, assign.dtype, "cpu")
-    left = check_memory(kept_memory(part.spec, span, assign), span, assign, "cpu", None, shared.claims)
+    sizes = (assign.context, assign.nodes_max, assign.cache, assign.sliding_window)
+    need = cache_memory(part.spec, span, assign.dtype, *sizes)
+    left = check_memory(need, assign, "cpu", MACHINE, shared.claims)
     drafter = DrafterTraits(context=assign.context, cache_slots=slots_in(left, part.slot_bytes))
     longest = Submit(request=1, prompt=(5,), new_tokens_max=99, sampling=Sampling(), stop_ids=frozenset())
     admission = Admission(assign.context, [drafter])
@@ -164,7 +169,7 @@ def test_what_is_no_claim_is_nothing(shared: Shared) -> None:
 
 def test_its_own_promise_is_for_others(alone: MemoryClaims, tmp_path: Path) -> None:
     alone.join()
-    check_memory(NEED, SPAN, ASSIGN, "cpu", None, alone)
+    check_memory(NEED, ASSIGN, "cpu", MACHINE, alone)
     assert alone.untouched("most") == {}
     code = "import json, sys; from pathlib import Path; from flowspec.memory_claims import MemoryClaims\n"
     code += "other = MemoryClaims(Path(sys.argv[1])); other.join()\n"

@@ -3,53 +3,46 @@ other; and an answer of real ones."""
 
 from __future__ import annotations
 
-from collections import deque
 from pathlib import Path
-from typing import Any
 
-from flowspec.core.protocol.cluster_messages import Error
-from flowspec.core.protocol.device_messages import AskBytes, AskModel, WeightQuestion
+from flowspec.core.protocol.cluster_messages import Loading
+from flowspec.core.protocol.device_messages import AskBytes, WeightQuestion
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
-from flowspec.runtime.weights.offer import Offer
+from flowspec.runtime.weights.transfer import Answer, HeadChannel, Offer
 from lab.plain_model import PlainModel
 from tests.runtime.clusters import PROMPT, submit, tokens_of
 
 
-class Direct:
-    """A `HeadChannel` that asks an `Offer` at once; after `patience` answers with bytes the head is gone."""
+class Direct(HeadChannel):
+    """Asks an `Offer`, without sockets; after `patience` answers with bytes the head is gone."""
 
-    def __init__(self, offer: Offer, patience: int = 1 << 30) -> None:
+    def __init__(self, offer: Offer | None = None, patience: int = 1 << 30) -> None:
+        super().__init__(self._take)
         self.asked: list[WeightQuestion] = []
-        self.told: list[tuple[str, float]] = []
         self.open_most = 0
-        self._offer = offer
-        self._patience = patience
-        self._open: deque[WeightQuestion] = deque()
+        self._offer, self._patience, self._answered = offer, patience, 0
 
-    def ask(self, question: WeightQuestion) -> None:
-        self.asked.append(question)
-        self._open.append(question)
-        self.open_most = max(self.open_most, len(self._open))
+    def _take(self, message: WeightQuestion | Loading) -> None:
+        if isinstance(message, Loading):
+            assert 0 <= message.share <= 1
+            return
+        self.asked.append(message)
+        self.open_most = max(self.open_most, len(self.asked) - self._answered)
 
-    def answer(self) -> tuple[Any, Any]:
-        question = self._open.popleft()
-        if isinstance(question, AskModel):
-            return self._offer.begin(), b""
-        if isinstance(question, AskBytes):
-            self._patience -= 1
-            if self._patience < 0:
-                raise ClusterError("the head is gone")
+    def answer(self, kind: type[Answer]) -> tuple[Answer, bytes | memoryview]:
+        question = self.asked[self._answered]
+        self._answered += 1
+        self._patience -= isinstance(question, AskBytes)
+        if self._patience < 0:
+            raise ClusterError("the head is gone")
+        assert self._offer is not None, "a daemon that has nothing to ask"
         found, tensor = self._offer.answer(question)
-        assert not isinstance(found, Error)
-        return found, b"" if tensor is None else tensor.data
-
-    def tell(self, doing: str, share: float) -> None:
-        assert 0 <= share <= 1
-        self.told.append((doing, share))
+        self.deliver(found, b"" if tensor is None else tensor.data)
+        return super().answer(kind)
 
     @property
     def ranges(self) -> list[AskBytes]:

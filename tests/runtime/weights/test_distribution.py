@@ -37,8 +37,8 @@ from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalCluster, LocalDaemon
-from flowspec.runtime.weights import server
-from flowspec.runtime.weights.offer import Offer
+from flowspec.runtime.weights import transfer
+from flowspec.runtime.weights.transfer import Offer
 from flowspec.wire.codec import BYTES, Tensor
 from tests.caches import make_cache
 from tests.checkpoints import SMALL, make_checkpoint
@@ -51,7 +51,7 @@ Model = Callable[..., Path]
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     """Makes a small checkpoint in the head's folder, where heads of this process and nobody else find it."""
-    monkeypatch.setattr(server, "ModelFiles", lambda name: ModelFiles(str(tmp_path / name)))
+    monkeypatch.setattr(transfer, "ModelFiles", lambda name: ModelFiles(str(tmp_path / name)))
     monkeypatch.setenv("XDG_CACHE_HOME", make_cache(tmp_path / "head-cache"))
 
     def make(seed: int, family: str = "llama", **shape: Any) -> Path:
@@ -138,7 +138,7 @@ def test_a_daemon_with_another_model_of_that_name_gets_the_heads(
     alone: Callable[..., LocalDaemon], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, other = model(13), model(14)
-    monkeypatch.setattr(server, "ModelFiles", lambda name: ModelFiles(str(folder)))
+    monkeypatch.setattr(transfer, "ModelFiles", lambda name: ModelFiles(str(folder)))
     with Head(replace(plan_for(folder, [alone()]), model=str(other))) as head:
         exact(head, folder)
         assert received(head) == [sum(map(len, slice_tensors(folder, 0, 8).values()))]

@@ -19,26 +19,23 @@ from msgspec import structs
 from safetensors.torch import save_file
 
 from flowspec.core.protocol import limits
-from flowspec.core.protocol.cluster_messages import Error
+from flowspec.core.protocol.cluster_messages import Error, Loading
 from flowspec.core.protocol.device_messages import (
     AskBytes,
     AskModel,
     AskTensors,
     AskTokens,
     ModelOffer,
-    NameList,
     TensorBytes,
     TensorEntry,
 )
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.files import ModelFiles
-from flowspec.runtime.weights import digests
-from flowspec.runtime.weights.head_channel import HeadQuestion, QueuedHeadChannel
-from flowspec.runtime.weights.offer import Offer
-from flowspec.runtime.weights.receive import ask_entries, ask_tokens, ask_word, fetched
+from flowspec.runtime.weights import store as store_module
+from flowspec.runtime.weights.sources import HeadSource
 from flowspec.runtime.weights.store import WeightStore
-from flowspec.runtime.weights.stored import StoredModel
+from flowspec.runtime.weights.transfer import HeadChannel, Manifest, Offer
 from tests.runtime.clusters import whole_model
 from tests.runtime.weights.served import Direct
 
@@ -71,15 +68,10 @@ def offer_of(folder: Path) -> Offer:
     return Offer(files, files.fingerprint(), folder=folder / "cache")
 
 
-def described(
-    offer: Offer, store: WeightStore, names: list[str], channel: Direct | None = None
-) -> StoredModel:
-    channel = channel or Direct(offer)
-    word = ask_word(channel)
-    model = StoredModel(ASSIGN.model, word.offer, word.names, store)
-    for entry in ask_entries(word, names, channel):
-        model.add(entry)
-    return model
+def described(channel: HeadChannel, store: WeightStore, names: list[str]) -> HeadSource:
+    source = HeadSource(ASSIGN.model, channel, channel.ask_manifest(), store)
+    source.learn(channel.ask_entries(names))
+    return source
 
 
 def assert_stored(store: WeightStore, data: dict[str, bytes]) -> None:
@@ -102,12 +94,12 @@ def test_after_any_interruptions_and_damage_all_is_there(
         head, store = Path(folder), WeightStore(Path(folder) / "store")
         data = make_model(head, sizes)
         offer = offer_of(head)
-        model = described(offer, store, sorted(data))
         came = 0
         for patience in breaks:
             channel = Direct(offer, patience)
+            source = described(channel, store, sorted(data))
             try:
-                with fetched(model, channel) as received:
+                with source.ready({*data}) as received:
                     came += received
             except ClusterError:
                 came += sum(question.size for question in channel.ranges[:patience])
@@ -125,10 +117,11 @@ def test_after_any_interruptions_and_damage_all_is_there(
                 content += b"x"
             path.write_bytes(content)
         channel = Direct(offer)
-        with fetched(model, channel):
+        source = described(channel, store, sorted(data))
+        with source.ready({*data}):
             assert_stored(store, data)
             assert channel.open_most <= limits.WEIGHT_WINDOW
-        with fetched(model, Direct(offer)) as received:
+        with source.ready({*data}) as received:
             assert received == 0
         offer.close()
 
@@ -145,31 +138,23 @@ def test_after_any_interruptions_and_damage_all_is_there(
     ],
 )
 def test_an_entry_that_contradicts_itself_is_refused(tmp_path: Path, entry: dict[str, object]) -> None:
-    model = StoredModel("m", ModelOffer(config=CONFIG, gguf="", tensor_count=1), ["t"], WeightStore(tmp_path))
+    source = HeadSource("m", Direct(), Manifest(CONFIG, "", frozenset("t")), WeightStore(tmp_path))
     right = {"name": "t", "dtype": "F32", "shape": (2,), "size_bytes": 8, "digest": "0" * 64}
-    model.add(TensorEntry(**right))
+    source.learn([TensorEntry(**right)])
     with pytest.raises(PeerError, match="the head offers t as"):
-        model.add(TensorEntry(**{**right, **entry}))
+        source.learn([TensorEntry(**{**right, **entry})])
 
 
 TOKENS = TokenBytes(tuple(bytes([97 + token % 26]) * (token % 5) for token in range(1, 300)))
 
 
-class Told:
-    """A head that answers questions about tokens by what it is given, each once."""
-
-    def __init__(self, *answers: tuple[TensorBytes | Error | ModelOffer, bytes]) -> None:
-        self.asked: list[object] = []
-        self._answers = list(answers)
-
-    def ask(self, question: object) -> None:
-        self.asked.append(question)
-
-    def answer(self) -> tuple[TensorBytes | Error | ModelOffer, bytes]:
-        return self._answers.pop(0)
-
-    def tell(self, doing: str, share: float) -> None:
-        assert (doing, 0 <= share <= 1) == ("receiving", True)
+def head_that_says(*answers: tuple[TensorBytes | Error | ModelOffer, bytes]) -> tuple[HeadChannel, list[Any]]:
+    """One that answers by what it is given, and what it is asked and told."""
+    told: list[Any] = []
+    channel = HeadChannel(told.append)
+    for answer in answers:
+        channel.deliver(*answer)
+    return channel, told
 
 
 def part(offset: int, size: int, digest: str = TOKENS.digest) -> tuple[TensorBytes, bytes]:
@@ -180,9 +165,10 @@ def test_the_bytes_of_tokens_come_in_as_many_parts_as_the_head_likes() -> None:
     size = len(TOKENS.packed)
     for cuts in ([size], [1, size - 1], [700, 2, size - 702]):
         offsets = [sum(cuts[:place]) for place in range(len(cuts))]
-        head = Told(*(part(offset, cut) for offset, cut in zip(offsets, cuts, strict=True)))
-        assert ask_tokens(head, TOKENS.digest, size) == TOKENS
-        assert head.asked == [AskTokens(offset=offset) for offset in offsets]
+        head, told = head_that_says(*(part(offset, cut) for offset, cut in zip(offsets, cuts, strict=True)))
+        assert head.ask_tokens(TOKENS.digest, size) == TOKENS
+        assert told[0] == Loading(doing="receiving", share=0)
+        assert told[1:] == [AskTokens(offset=offset) for offset in offsets]
 
 
 @pytest.mark.parametrize(
@@ -202,43 +188,36 @@ def test_other_tokens_than_were_named_are_refused(
     answers: list[tuple[TensorBytes, bytes]], expected: str
 ) -> None:
     with pytest.raises((PeerError, ClusterError), match=expected):
-        ask_tokens(Told(*answers), TOKENS.digest, len(TOKENS.packed))
+        head_that_says(*answers)[0].ask_tokens(TOKENS.digest, len(TOKENS.packed))
     junk = b"\xff" * 40
     digest = hashlib.sha256(junk).hexdigest()
     with pytest.raises(PeerError, match="tokens: expected"):  # what is no table of tokens
-        ask_tokens(Told((TensorBytes(digest=digest, offset=0), junk)), digest, len(junk))
+        head_that_says((TensorBytes(digest=digest, offset=0), junk))[0].ask_tokens(digest, len(junk))
 
 
-FIRST, SECOND = NameList(names=("first",)), NameList(names=("second",))
+def test_whoever_waits_for_a_head_that_lets_go_is_woken() -> None:
+    head, told = head_that_says()
+    head.ask(AskModel())
+    assert told == [AskModel()]
+    found: list[str] = []
 
+    def wait() -> None:
+        with pytest.raises(ClusterError) as caught:
+            head.answer(ModelOffer)
+        found.append(str(caught.value))
 
-def test_questions_go_out_and_answers_come_in_for_the_present_hold_only() -> None:
-    told: list[Any] = []
-    channel = QueuedHeadChannel(told.append)
-    channel.begin(1)
-    channel.ask(AskModel())
-    assert told == [HeadQuestion(question=AskModel())]
-    channel.deliver(1, FIRST, b"x")
-    assert channel.answer() == (FIRST, b"x")
-    channel.deliver(1, FIRST, b"")
-    channel.hang_up(1)
-    channel.begin(2)
-    channel.deliver(2, SECOND, b"")
-    assert channel.answer() == (SECOND, b"")
-    channel.hang_up(2)
-    with pytest.raises(ClusterError, match="let go before all weights were there"):
-        channel.answer()
-    with pytest.raises(ClusterError, match="let go"):
-        channel.tell("checking", 0.5)
-    channel.hang_up(3)  # before its turn came
-    channel.end()
-    channel.begin(3)
-    with pytest.raises(ClusterError, match="let go"):
-        channel.answer()
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    head.hang_up()
+    waiting.join(30)
+    assert found == ["the head let go before all weights were there"]
+    for act in (lambda: head.answer(ModelOffer), lambda: head.show("checking", 0.5)):
+        with pytest.raises(ClusterError, match="let go before all weights were there"):
+            act()
 
 
 def entries(offer: Offer, *names: str) -> tuple[TensorEntry, ...]:
-    offer.begin()
+    offer.answer(AskModel())
     return offer.answer(AskTensors(names=names))[0].entries  # type: ignore[union-attr]
 
 
@@ -258,8 +237,6 @@ def test_bytes_are_given_of_tensors_that_were_offered_and_within_them(tmp_path: 
     ):
         with pytest.raises(PeerError, match="that was not offered"):
             offer.answer(question)
-    with pytest.raises(PeerError, match="control connection"):
-        offer.answer(AskModel())
     with pytest.raises(InputError, match="has no tensor nothing"):
         offer.answer(AskTensors(names=("nothing",)))
 
@@ -268,13 +245,13 @@ def test_digests_are_computed_once_until_the_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_model(tmp_path, [40, 80])
-    plain, hashed = digests.hash_range, []
+    plain, hashed = store_module.hash_range, []
 
     def counted(descriptor: int, offset: int, size: int, step: object) -> object:
         hashed.append(size)
         return plain(descriptor, offset, size)
 
-    monkeypatch.setattr(digests, "hash_range", counted)
+    monkeypatch.setattr(store_module, "hash_range", counted)
     first = entries(offer_of(tmp_path), "t0", "t1")
     assert hashed == [40, 80]
     assert entries(offer_of(tmp_path), "t0", "t1") == first
@@ -302,7 +279,7 @@ def test_a_change_shows_at_the_next_question(tmp_path: Path) -> None:
     for ask in (
         lambda: offer.answer(AskBytes(digest=entry.digest, offset=0, size=4)),
         lambda: offer.answer(AskTensors(names=("t1",))),
-        offer.begin,
+        lambda: offer.answer(AskModel()),
     ):
         with pytest.raises(InputError, match="changed on the head since it connected; start again"):
             ask()

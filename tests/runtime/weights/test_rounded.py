@@ -8,25 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
-from msgspec import structs
 from safetensors.numpy import load
 from safetensors.torch import load_file, save_file
 
+from flowspec.errors import ClusterError
 from flowspec.model.arithmetic.arrays import Array
-from flowspec.model.files import ModelFiles
 from flowspec.model.safetensors_file import content_of
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
 from flowspec.model.weights import Span
-from flowspec.runtime.loading import offered_model, slice_weights
-from flowspec.runtime.weights.receive import HeadChannel, ask_word
-from flowspec.runtime.weights.rounded import ready_weights
+from flowspec.runtime.loading import slice_weights
+from flowspec.runtime.weights.sources import Source, ready_weights
 from flowspec.runtime.weights.store import WeightStore
 from tests import ggufs
 from tests.checkpoints import make_variant
 from tests.model.slices import job_of, part_of
 from tests.runtime.weights.served import Direct
-from tests.runtime.weights.test_receive import ASSIGN, offer_of
+from tests.runtime.weights.test_receive import offer_of
+from tests.runtime.weights.test_stored import described
 
 
 @pytest.fixture
@@ -60,28 +59,21 @@ def test_what_is_stored_is_a_safetensors_file() -> None:
         assert np.array_equal(found[name], expected)
 
 
-class Silent(Direct):
-    """A channel of a daemon that asks for nothing."""
-
-    def __init__(self) -> None:
-        self.told = []
-
-
-def loaded(
-    files: ModelFiles,
-    store: WeightStore | None,
-    dtype: str = "int8",
-    layers: int = 2,
-    channel: HeadChannel | None = None,
-) -> Array:
+def loaded(files: Source, store: WeightStore | None, dtype: str = "int8", layers: int = 2) -> Array:
     """Hidden states `[rows, hidden]` of a slice of the first layers; whatever is wrong in it changes them."""
-    span = Span(first=0, end=layers, count=files.config().num_hidden_layers)
+    span = Span(first=0, end=layers, count=files.raw_config()["num_hidden_layers"])
     weights = slice_weights(files, span, dtype)
-    with ready_weights(files, weights, dtype, store, channel or Silent()) as (_, rounded):
+    with ready_weights(files, weights, dtype, store) as (_, _, rounded):
         part = Slice.load(files, span, dtype, store=rounded)
     part.open_cache(0, 64)
     tokens = part_of(0, list(range(5, 25)), sampled=np.zeros(20, dtype=np.bool_))
     return part.forward(job_of(tokens), None)[1]
+
+
+def source_of(folder: Path) -> Source:
+    source = Source(str(folder), Direct())
+    source.learn(map(source.entry, source.extents()))
+    return source
 
 
 def made(store: WeightStore) -> list[Path]:
@@ -103,7 +95,7 @@ def test_a_second_start_reads_what_the_first_has_made(
     folder = make(tmp_path / "model", variant)
     if is_gguf:
         folder = ggufs.convert(folder, tmp_path / "model.gguf", GGMLQuantizationType.Q8_0)
-    files = ModelFiles(str(folder))
+    files = source_of(folder)
     expected = loaded(files, None, dtype)
     reads.clear()
     assert np.array_equal(loaded(files, store, dtype), expected)
@@ -121,7 +113,7 @@ def test_a_second_start_reads_what_the_first_has_made(
 
 def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, reads: list[str]) -> None:
     files, store = (
-        ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped"))),
+        source_of(make_variant(tmp_path / "model", "llama-grouped")),
         WeightStore(tmp_path / "store"),
     )
     expected = loaded(files, store)
@@ -137,12 +129,12 @@ def test_a_damaged_file_is_noticed_and_made_again(tmp_path: Path, reads: list[st
 
 def test_a_changed_checkpoint_is_noticed(tmp_path: Path, reads: list[str]) -> None:
     folder, store = make_variant(tmp_path / "model", "llama-grouped"), WeightStore(tmp_path / "store")
-    before = loaded(ModelFiles(str(folder)), store)
+    before = loaded(source_of(folder), store)
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.1.mlp.up_proj.weight"] *= 1.5
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     reads.clear()
-    files = ModelFiles(str(folder))
+    files = source_of(folder)
     after = loaded(files, store)
     assert [name for name in reads if is_matrix(name)] == ["model.layers.1.mlp.up_proj.weight"]
     assert np.array_equal(after, loaded(files, None))
@@ -161,29 +153,18 @@ def test_what_is_read_while_the_file_changes_is_not_kept(
         (folder / "model.safetensors").touch()
 
     monkeypatch.setattr(Tensors, "copy_into", copy_into)
-    loaded(ModelFiles(str(folder)), store)
+    with pytest.raises(ClusterError, match="changed while they were loaded; start again"):
+        loaded(source_of(folder), store)
     assert not made(store)
 
 
 def test_matrices_that_are_stored_are_not_fetched_from_the_head(tmp_path: Path) -> None:
-    files = ModelFiles(str(make_variant(tmp_path / "model", "llama-grouped")))
-    count = files.config().num_hidden_layers
+    files = source_of(make_variant(tmp_path / "model", "llama-grouped"))
     offer, store = offer_of(Path(files.model)), WeightStore(tmp_path / "store")
-    assign = structs.replace(
-        ASSIGN,
-        stages=2,
-        end_layer=2,
-        layer_count=count,
-        next_hop="tcp://x:1",
-        next_name="b",
-        dtype="int8",
-        spec=files.spec,
-    )
 
     def start() -> tuple[Array, int]:
-        channel = Direct(offer)
-        model = offered_model(assign, Span(first=0, end=2, count=count), ask_word(channel), channel, store)
-        found = loaded(model, store, channel=channel)
+        channel, span = Direct(offer), Span(first=0, end=2, count=len(files.spec.layers))
+        found = loaded(described(channel, files, span, store), store)
         return found, sum(question.size for question in channel.ranges)
 
     expected, received = start()

@@ -35,9 +35,14 @@ A, B, C, D = (bytes([letter]) * 100 for letter in b"abcd")
 def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
     store = WeightStore(tmp_path, 300)
     old, older, new = put(store, A, 200), put(store, B, 100), put(store, C, 300)
-    assert store.check(older, 100)  # used just now
+    assert store.check({store.path(older): 100})  # used just now
     put(store, D, 400)
-    assert [store.holds(each) for each in (old, older, new, digest_of(D))] == [False, True, True, True]
+    assert [store.path(each).exists() for each in (old, older, new, digest_of(D))] == [
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_what_is_in_use_stays_and_what_cannot_fit_is_refused(tmp_path: Path) -> None:
@@ -51,11 +56,11 @@ def test_what_is_in_use_stays_and_what_cannot_fit_is_refused(tmp_path: Path) -> 
             match=r"take 0 MiB on disk, but .* may hold 0 MiB, 0 MiB of them for other daemons that load now",
         ):
             other.reserve({digest_of(C): 100, digest_of(D): 101}).__enter__()
-        assert store.holds(first)
-        assert store.holds(second)
+        assert store.path(first).exists()
+        assert store.path(second).exists()
     with other.reserve({digest_of(C): 100, digest_of(D): 100}):
-        assert not store.holds(first)
-        assert store.holds(second), "no more than need be"
+        assert not store.path(first).exists()
+        assert store.path(second).exists(), "no more than need be"
     with pytest.raises(
         ClusterError, match="fewer layers, or its daemon more --cache-limit or another --cache-dir"
     ):
@@ -68,7 +73,7 @@ def test_uses_of_a_daemon_that_died_count_for_nothing(tmp_path: Path) -> None:
     first = put(store, A, 1)
     (tmp_path / "uses" / "dead").write_text(f"{first} 100\n")
     with store.reserve({digest_of(B): 100}):
-        assert not store.holds(first)
+        assert not store.path(first).exists()
         assert not (tmp_path / "uses" / "dead").exists()
 
 
@@ -105,14 +110,14 @@ def test_what_is_not_as_its_name_says_is_thrown_away(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "lock")
     store = WeightStore(tmp_path)
     digest = put(store, A, 1)
-    assert store.check(digest, 100)
-    assert not store.check(digest_of(B), 100)
+    assert store.check({store.path(digest): 100})
+    assert not store.check({store.path(digest_of(B)): 100})
     for content in (A[:-1] + b"x", A[:-1], A + b"a", b""):
         store.path(digest).write_bytes(content)
-        assert not store.check(digest, 100)
-        assert not store.holds(digest)
+        assert not store.check({store.path(digest): 100})
+        assert not store.path(digest).exists()
     os.mkfifo(store.path(digest))
-    assert not store.check(digest, 100)
+    assert not store.check({store.path(digest): 100})
     os.mkfifo(tmp_path / "uses/a")
     with store.reserve({digest: 100}):
         partial = store.partial(digest, 100)
@@ -129,9 +134,9 @@ def test_the_disk_itself_is_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     free = store_module.DISK_SPARED_BYTES + 50
     monkeypatch.setattr(store_module.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": free}))
     with store.reserve({digest_of(B): 50}):
-        assert store.holds(first)
+        assert store.path(first).exists()
     with store.reserve({digest_of(B): 150}):
-        assert not store.holds(first)
+        assert not store.path(first).exists()
     with pytest.raises(ClusterError, match="0 MiB are free there"):
         store.reserve({digest_of(B): 51}).__enter__()
     store.limit_bytes = None

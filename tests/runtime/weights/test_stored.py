@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Kind
-from msgspec import structs
 
 from flowspec.core.protocol.device_messages import TensorEntry
 from flowspec.core.protocol.precision import FILED
@@ -20,23 +18,30 @@ from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import FACTORS
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.slice import Slice
-from flowspec.model.weights import Span, arrays_of
-from flowspec.runtime.loading import offered_model, slice_memory, slice_weights
-from flowspec.runtime.weights.offer import Offer
-from flowspec.runtime.weights.receive import ask_word, fetched
-from flowspec.runtime.weights.rounded import in_files
+from flowspec.model.weights import Span, arrays_of, weights_of
+from flowspec.runtime.loading import slice_memory
+from flowspec.runtime.weights.sources import HeadSource
 from flowspec.runtime.weights.store import WeightStore
-from flowspec.runtime.weights.stored import StoredModel
+from flowspec.runtime.weights.transfer import HeadChannel, Manifest, Offer
 from tests.checkpoints import VARIANTS, make_variant
 from tests.ggufs import SHAPES, convert, make
 from tests.nightly import nightly
 from tests.prequantised import convert as prequantised
 from tests.runtime.weights.served import Direct
-from tests.runtime.weights.test_receive import ASSIGN
 
 
 def parameters(part: Slice) -> list[Array]:
     return [*arrays_of(part.parts)]
+
+
+def described(channel: HeadChannel, files: ModelFiles, span: Span, store: WeightStore) -> HeadSource:
+    """What a head offers of `files`, the tensors of a slice known."""
+    source = HeadSource("m", channel, channel.ask_manifest(), store)
+    source.spec = files.spec
+    names = source.names_of(weights_of(files.spec, span, source.tensors()))
+    source.learn(channel.ask_entries(names))
+    assert names == source.entries.keys()
+    return source
 
 
 def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
@@ -46,16 +51,12 @@ def check_received(files: ModelFiles, folder: Path, dtype: str) -> None:
     store = WeightStore(folder / "store")
     for first, end in ((0, count // 2), (count // 2, count)):
         span = Span(first=first, end=end, count=count)
-        channel = Direct(offer)
-        assign = structs.replace(ASSIGN, end_layer=count, layer_count=count, spec=files.spec)
-        model = offered_model(assign, span, ask_word(channel), channel, store)
-        assert slice_memory(model, span, dtype, 64) == slice_memory(files, span, dtype, 64)
-        weights = slice_weights(files, span, "float32")
-        assert set(model.entries) == in_files(files, weights)
+        source = described(Direct(offer), files, span, store)
+        assert slice_memory(source, span, dtype, 64) == slice_memory(files, span, dtype, 64)
         before = {path.name for path in (folder / "store").glob("tensors/*")}
-        with fetched(model, channel) as received:
-            found = Slice.load(model, span, dtype)
-        sizes = {entry.digest: entry.size_bytes for entry in model.entries.values()}
+        with source.ready({*source.entries}) as received:
+            found = Slice.load(source, span, dtype)
+        sizes = {entry.digest: entry.size_bytes for entry in source.entries.values()}
         assert received == sum(size for digest, size in sizes.items() if digest not in before)
         expected = Slice.load(files, span, dtype)
         pairs = list(zip(parameters(found), parameters(expected), strict=True))
@@ -101,11 +102,9 @@ def test_a_quantised_slice_is_received_as_it_lies_there(variant: str, method: st
     check_received(ModelFiles(str(folder)), tmp_path, FILED)
 
 
-def offered(files: ModelFiles, **changes: Any) -> StoredModel:
-    found = Offer(files, files.fingerprint()).begin()
-    return StoredModel(
-        "m", structs.replace(found, **changes), ["token_embd.weight"], WeightStore(Path("none"))
-    )
+def offered(files: ModelFiles, gguf: str = "llama") -> HeadSource:
+    manifest = Manifest(files.config_text(), gguf, frozenset(["token_embd.weight"]))
+    return HeadSource("m", Direct(), manifest, WeightStore(Path("none")))
 
 
 def test_what_no_gguf_file_could_hold_is_refused(tmp_path: Path) -> None:
@@ -117,7 +116,7 @@ def test_what_no_gguf_file_could_hold_is_refused(tmp_path: Path) -> None:
         "size_bytes": 300 * 272,
         "digest": "0" * 64,
     }
-    offered(files).add(TensorEntry(**right))
+    offered(files).learn([TensorEntry(**right)])
     for change in (
         {"dtype": "F33"},
         {"dtype": "F32"},
@@ -126,10 +125,12 @@ def test_what_no_gguf_file_could_hold_is_refused(tmp_path: Path) -> None:
         {"shape": (0, 256), "size_bytes": 0},
     ):
         with pytest.raises(PeerError, match=r"the head offers token_embd\.weight as"):
-            offered(files).add(TensorEntry(**{**right, **change}))
+            offered(files).learn([TensorEntry(**{**right, **change})])
     with pytest.raises(
         InputError, match="'m' is a GGUF file of the architecture 'gpt2', which this FlowSpec does not run"
     ):
         offered(files, gguf="gpt2")
+    source = offered(files)
+    source.spec = files.spec
     with pytest.raises(InputError, match="the head's folder may be incomplete"):
-        offered(files).tensors().shape("model.embed_tokens.weight")
+        source.tensors().shape("model.embed_tokens.weight")

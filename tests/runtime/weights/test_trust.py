@@ -26,8 +26,8 @@ from flowspec.model.tensors import Tensors
 from flowspec.plan.placement import ClusterPlan
 from flowspec.runtime.head import Head
 from flowspec.runtime.local import LocalDaemon
-from flowspec.runtime.weights import server
-from flowspec.runtime.weights.offer import Offer
+from flowspec.runtime.weights import transfer
+from flowspec.runtime.weights.transfer import Offer
 from tests.caches import make_cache
 from tests.checkpoints import SMALL, make_checkpoint
 from tests.hub import COMMIT, MODEL, FakeHub
@@ -52,7 +52,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, folder: Path, fingerprint: str | None
         def fingerprint(self) -> str:
             return super().fingerprint() if fingerprint is None else fingerprint
 
-    monkeypatch.setattr(server, "ModelFiles", lambda name: Lying(str(folder)))
+    monkeypatch.setattr(transfer, "ModelFiles", lambda name: Lying(str(folder)))
 
 
 def altered(folder: Path, to: Path) -> Path:
@@ -173,7 +173,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(server, "ModelFiles", lambda name: Cached(str(found.folder)))
+    monkeypatch.setattr(transfer, "ModelFiles", lambda name: Cached(str(found.folder)))
     yield found
     found.close()
 
@@ -195,7 +195,7 @@ def test_the_files_of_a_slice_are_fetched_once_and_no_others_and_are_checked_by_
     alone: Start, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head is not asked, for it may not have the weights."""
-    monkeypatch.setattr(Offer, "begin", None)
+    monkeypatch.setattr(Offer, "answer", None)
     daemon, right = alone(), (expected(hub.folder), 0)
     whole = whole_model(MODEL, fingerprint(hub.folder), ModelFiles(str(hub.folder)).spec)
     with Peer(daemon.address) as control:
@@ -238,6 +238,18 @@ def test_a_daemon_that_may_not_fetch_is_sent_all_and_what_does_not_fit_is_not_fe
     with pytest.raises(ClusterError, match=f"other at .*{said}"):
         Head(hub_plan(hub, alone(name="other", store="other", cache_bytes=100_000)))
     assert weights_asked(hub) == []
+
+
+def test_a_model_in_one_file_is_fetched_whole(
+    alone: Start, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "folder", make_checkpoint(tmp_path / "one", "llama", SMALL))
+    said = r"alone at .*files of 'owner/name' that hold these layers have .*--cache-limit"
+    with pytest.raises(ClusterError, match=said):
+        Head(hub_plan(hub, alone(cache_bytes=100_000)))
+    assert weights_asked(hub) == []
+    assert answer(hub_plan(hub, alone(name="other"))) == (expected(hub.folder), 0)
+    assert weights_asked(hub) == ["model.safetensors"]
 
 
 def test_a_download_ends_with_its_head(alone: Start, hub: FakeHub) -> None:
