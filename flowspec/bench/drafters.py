@@ -30,8 +30,8 @@ from flowspec.draft.base import Drafter, Kind
 from flowspec.draft.feature_drafter import FeatureDrafter
 from flowspec.draft.ranking import F32, Children, Ranker
 from flowspec.draft.registry import find_drafter
-from flowspec.model.accelerator import use_threads
 from flowspec.model.arithmetic.arrays import Array
+from flowspec.model.arithmetic.compiled import use_threads
 from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.model.weights import Span

@@ -10,6 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from flowspec.errors import InputError
+from flowspec.model.arithmetic.arrays import F32
 from flowspec.model.files import ModelFiles, bundled_folder
-from flowspec.model.parts import LAYER_INPUT, Linear, Plain, RouterPart, Stack
+from flowspec.model.layer import LAYER_INPUT, Linear, Plain, RouterPart
 from flowspec.model.reference import Reference, is_inputs_first
 from flowspec.model.rounding import ROUNDINGS
-from flowspec.model.sampler import F32
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer
 from flowspec.model.weights import LM_HEAD, layer_shape
@@ -193,7 +194,7 @@ def _matrices(files: ModelFiles, whole: StepByStep, reference: Reference) -> Ite
             made = part.parts[index][name]
             if isinstance(made, RouterPart):
                 made = Linear(inputs=part.spec.hidden, matrices=(Plain(made.weights),))
-            if isinstance(made, Linear | Stack):
+            if isinstance(made, Linear | tuple):
                 own |= {stem + end: made for end in shape.parameters}
         if (given := own.get(f"{LAYER_INPUT}.projection.weight")) is not None:
             first = index * given.outputs
@@ -205,10 +206,11 @@ def _matrices(files: ModelFiles, whole: StepByStep, reference: Reference) -> Ite
                 if type(module) is nn.Linear and name == "weight":
                     yield f"layers.{index}.{full}", own[full], weight, module.bias
                 elif weight.dim() == 3 and not isinstance(module, nn.Conv1d):  # a mixture's experts
-                    for expert, (values, linear) in enumerate(zip(weight, own[full].linears, strict=True)):
+                    for expert, (values, linear) in enumerate(zip(weight, own[full], strict=True)):
                         if is_inputs_first(module):
                             values = values.T
                             if name == "gate_up_proj":
                                 values = torch.cat([values[::2], values[1::2]])
-                        yield f"layers.{index}.{full}[{expert}]", linear, values, None
+                        without_bias = replace(linear, bias=None)
+                        yield f"layers.{index}.{full}[{expert}]", without_bias, values, None
     yield "lm_head.weight", part.parts[LM_HEAD], reference.head.weight, None

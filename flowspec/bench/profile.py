@@ -33,12 +33,12 @@ from flowspec.draft.registry import find_drafter
 from flowspec.errors import ClusterError
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic.arrays import Numbers
-from flowspec.model.arithmetic.packed import FORMS, PANEL, Form
+from flowspec.model.arithmetic.packed import FORMS, PANEL, Form, Panels
+from flowspec.model.engines import run_trial
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import REQUEST, chain_of
-from flowspec.model.tensors import Panels, Tensors
-from flowspec.model.trials import run_trial
+from flowspec.model.tensors import Tensors
 from flowspec.model.weights import Span, weights_of
 from flowspec.plan.cost import OPERATIONS, layers_curve
 from flowspec.plan.memory import mib, read_bytes

@@ -24,9 +24,9 @@ from flowspec.cli.parser import Rare
 from flowspec.cli.terminal import note
 from flowspec.core.protocol.precision import PACKED, PRECISIONS, UNPACKED
 from flowspec.errors import ClusterError, InputError
-from flowspec.model.accelerator import Accelerator, find, use_threads
-from flowspec.model.arithmetic.compiled import threads
-from flowspec.model.trials import prepare, run_trial, torch_version
+from flowspec.model.accelerator import Accelerator, find
+from flowspec.model.arithmetic.compiled import threads, use_threads
+from flowspec.model.engines import prepare, run_trial, torch_version
 from flowspec.plan.profile import DeviceProfile
 from flowspec.plan.tables import toml_of
 from flowspec.runtime.cluster_file import read_cluster

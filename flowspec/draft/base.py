@@ -14,8 +14,8 @@ from flowspec.core.head.events import CopyFeatures
 from flowspec.core.protocol.messages import Proposal, Release, Segment
 from flowspec.errors import InputError
 from flowspec.model.accelerator import find
+from flowspec.model.engines import prepare
 from flowspec.model.files import ModelFiles
-from flowspec.model.trials import prepare
 from flowspec.plan.shape import ModelShape, shape_of
 from flowspec.plan.sites import PlannedDrafter
 

@@ -15,14 +15,11 @@ import numpy as np
 
 from flowspec.core.protocol.precision import ACTIVATIONS, PRECISION_BYTES
 from flowspec.draft.layouts import KeySource, Layout, Shapes
-from flowspec.model.arithmetic.arrays import DTYPES, I64, Array, Numbers, room
+from flowspec.model.arithmetic.arrays import DTYPES, F32, I64, Array, Numbers, room
 from flowspec.model.attention import TreeBatch, TreeCache, TreeRows
-from flowspec.model.engine import Engine
-from flowspec.model.engines import engine_of
+from flowspec.model.engines import Engine, engine_of
 from flowspec.model.files import ModelFiles
-from flowspec.model.parts import MATRICES, Linear, NormPart, Plain, RowsFunction, Table
-from flowspec.model.program import Place
-from flowspec.model.sampler import F32
+from flowspec.model.layer import MATRICES, Linear, NormPart, Place, Plain, RowsFunction, Table
 from flowspec.model.slice import embedded, finished
 from flowspec.model.weights import (
     EMBEDDING,

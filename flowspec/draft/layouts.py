@@ -29,7 +29,7 @@ from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family, MtpLayout, con
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.tensors import NEXTN, NEXTN_NAMES
 from flowspec.model.imports import IMPORTING
-from flowspec.model.parts import LayerShape, Shape, linear_shape, norm_shape, table_shape
+from flowspec.model.layer import Layer, Shape, linear_shape, norm_shape, table_shape
 from flowspec.model.pickled_file import read_pickled
 from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors, read_header
 from flowspec.model.spec import FULL, spec_of
@@ -271,7 +271,7 @@ def read_eagle(files: ModelFiles, tensors: DrafterTensors) -> tuple[int, _Config
             query_norm="head" if has_query_norm else "",
         )
         layers.append(structs.replace(layer, dense=dense))
-        shape = LayerShape(spec=layers[-1], family=FAMILIES["llama"], hidden=spec.hidden)
+        shape = Layer(spec=layers[-1], family=FAMILIES["llama"], hidden=spec.hidden)
         shapes |= _layer_shapes(f"layers.{index}.", at, shape)
     return version, config, structs.replace(spec, layers=tuple(layers)), shapes
 
@@ -460,7 +460,7 @@ def _target_ids(tensors: Tensors, drafted: int, vocabulary: int, config: _Config
     return ids if drafted != vocabulary or distances.any() else None
 
 
-def _layer_shapes(prefix: str, at: str, shape: LayerShape) -> Shapes:
+def _layer_shapes(prefix: str, at: str, shape: Layer) -> Shapes:
     """Of a layer that is called `prefix` here, and `at` in files."""
     return {f"{prefix}{name}": (f"{at}{stem}", each) for name, (stem, each) in shape.places.items()}
 
@@ -649,7 +649,7 @@ def block_layout(files: ModelFiles, target: ModelFiles) -> Layout:
         "feature_norm": ("hidden_norm", norm_shape(hidden)),
     }
     for index, layer in enumerate(spec.layers):
-        shape = LayerShape(spec=layer, family=FAMILIES["qwen3"], hidden=hidden)
+        shape = Layer(spec=layer, family=FAMILIES["qwen3"], hidden=hidden)
         shapes |= _layer_shapes(f"layers.{index}.", f"layers.{index}.", shape)
     if rank:
         shapes["markov.table"] = "markov_head.markov_w1", table_shape(vocabulary, rank)
@@ -750,7 +750,7 @@ def assistant_layout(files: ModelFiles, target: ModelFiles) -> Layout:
                 f"that read {held.count} of {held.width} as of {target.model!r}, got {layer.heads} of "
                 f"{layer.kv.width}"
             )
-        shape = LayerShape(spec=layer, family=FAMILIES[built.model_type], hidden=hidden, is_own=False)
+        shape = Layer(spec=layer, family=FAMILIES[built.model_type], hidden=hidden, is_own=False)
         shapes |= _layer_shapes(f"layers.{index}.", f"model.layers.{index}.", shape)
         layers.append(structs.replace(layer, kv=held, window=layer.window and layer.window + _MORE_SEEN))
     is_tied = "model.embed_tokens.weight" in tensors
@@ -771,7 +771,7 @@ def assistant_layout(files: ModelFiles, target: ModelFiles) -> Layout:
     key_sources, of_target = list[KeySource](), Shapes()
     for place, number in enumerate(sources):
         own, prefix, norm = whole.layers[number], f"sources.{place}.", "input_layernorm"
-        shape = LayerShape(spec=own, family=family, hidden=whole.hidden)
+        shape = Layer(spec=own, family=family, hidden=whole.hidden)
         made = _layer_shapes(prefix, f"layers.{number}.", shape)
         of_target |= {name: each for name, each in made.items() if name.endswith((*_OF_KEYS, norm))}
         given: dict[str, Any] = {"prefix": prefix, "norm": norm, "first": place * whole.hidden}

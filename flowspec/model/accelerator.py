@@ -25,25 +25,13 @@ GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", 
 """One is there where a driver has a GPU: servers', Jetsons' of either kind, and Windows' in its Linux."""
 
 
-def use_threads(count: int | None) -> None:
-    """So many threads compute; None leaves one on each core."""
-    if count is not None:
-        compiled.use_threads(count)
-
-
-def _torch() -> Any:
-    import torch
-
-    return torch
-
-
 def find(name: str) -> Accelerator:
     """`cpu`, `cuda` (the first GPU), `cuda:N`; `auto` is the first GPU where there is one that torch can use,
     else the CPU. Raises `InputError` for another name, and for a GPU that cannot be used, with the reason."""
     if name == "cpu" or (name == "auto" and not has_driver()):
         return Accelerator()
     if name == "auto" and (why := absence()):
-        _tell(why)
+        _warn_once(why)
         return Accelerator()
     kind, _, number = "cuda:0".partition(":") if name in ("auto", "cuda") else name.partition(":")
     if kind != "cuda" or not number.isdecimal():
@@ -56,8 +44,7 @@ def find(name: str) -> Accelerator:
 
 
 @functools.cache
-def _tell(why: str) -> None:
-    """Once in this process."""
+def _warn_once(why: str) -> None:
     log.warning("the driver of a GPU is here, but the CPU computes: %s", why)
 
 
@@ -70,7 +57,7 @@ def absence(index: int = 0) -> str:
     """Why torch cannot use this GPU; empty where it can."""
     if importlib.util.find_spec("torch") is None:
         return f"torch is not installed; {how_to_get('gpu')}"
-    torch = _torch()
+    torch = imported("torch")
     if torch.version.cuda is None:
         return f"this torch ({torch.__version__}) was built without CUDA"
     if not torch.cuda.is_available():
@@ -99,7 +86,7 @@ def compute_precisely() -> None:
     NVIDIA's containers switch TF32 on (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE); of torch's settings this one works
     in all versions. Partial sums in 16 bits are on by default.
     """
-    torch = _torch()
+    torch = imported("torch")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some versions of torch ask for a way that older ones do not have
         torch.set_float32_matmul_precision("highest")
@@ -111,22 +98,19 @@ def compute_precisely() -> None:
 
 
 class Accelerator:
-    """The processor itself, or the GPU of an `index`. It computes float32 products in float32, and sums of
-    16-bit products, too."""
+    """The processor itself, or the GPU of an `index`, which computes precisely."""
 
     def __init__(self, index: int | None = None) -> None:
         self.is_cpu = index is None
         """Its weights are then part of this process; calls of a GPU return before their work is done."""
-        self.device = "cpu" if index is None else f"cuda:{index}"
-        """As torch calls it, too."""
+        self.device = "cpu" if index is None else f"cuda:{index}"  # as torch calls it, too
         self._cuda = None
         if index is not None:
-            self._cuda = _torch().cuda
+            self._cuda = imported("torch").cuda
             compute_precisely()
 
     @property
     def name(self) -> str:
-        """For people."""
         return str(self._cuda.get_device_name(self.device)) if self._cuda else f"{platform.machine()} CPU"
 
     @property
@@ -147,7 +131,6 @@ class Accelerator:
         return bool(getattr(properties, "is_integrated", self.is_cpu))
 
     def total_bytes(self) -> int:
-        """All of its memory."""
         return int(self._cuda.mem_get_info(self.device)[1]) if self._cuda else host_memory().total
 
     def free_bytes(self, promised: Mapping[int, int] = NOTHING) -> int:
@@ -163,13 +146,11 @@ class Accelerator:
         return int(free + kept)
 
     def taken_bytes(self) -> int:
-        """What this process uses of it now."""
         if self._cuda:
             return int(self._cuda.memory_allocated(self.device))
         return int(psutil.Process().memory_info().rss)
 
     def wait(self) -> None:
-        """Until it has done all that it was given."""
         if self._cuda:
             self._cuda.synchronize(self.device)
 
@@ -183,7 +164,8 @@ class Accelerator:
         found = {"name": self.name, "total_bytes": self.total_bytes(), "threads": compiled.threads()}
         if not self._cuda:
             return found
-        torch, cudnn = _torch(), _torch().backends.cudnn.version()
+        torch = imported("torch")
+        cudnn = torch.backends.cudnn.version()
         return found | {
             "capability": ".".join(map(str, self.capability)),
             "built_for": list(self._cuda.get_arch_list()),
@@ -193,3 +175,38 @@ class Accelerator:
             "cuda": str(torch.version.cuda),
             "cudnn": "" if cudnn is None else str(cudnn),
         }
+
+
+# -------------------------------------------------------------------- what errors of torch and CUDA mean
+
+_NO_MEMORY = (
+    "allocate",  # torch's own: "can't allocate memory", "Tried to allocate 20.00 MiB"; the system's
+    "out of memory",  # CUDA's
+    "cublas_status_alloc_failed",
+    "nvml_success == r",  # torch's allocator on Jetsons, where it cannot ask what is free (pytorch#185240)
+    "nvmapmemalloc",  # a Jetson's driver
+)
+_NO_MEMORY_TO_IMPORT = ("memoryerror", "memory runs out", "bad_alloc", "failed to map segment")
+_LOST = (
+    *("illegal memory access", "illegal instruction", "device-side assert", "misaligned address"),
+    *("unspecified launch failure", "launch timed out", "uncorrectable ecc"),
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was asked for that is not to be had, of a processor or a GPU."""
+    return isinstance(error, MemoryError) or _says(error, _NO_MEMORY)
+
+
+def tells_of_memory(text: str) -> bool:
+    """Whether a process that ended with this text had too little memory, to import what it needs."""
+    return any(word in text.lower() for word in (*_NO_MEMORY, *_NO_MEMORY_TO_IMPORT))
+
+
+def is_gpu_lost(error: BaseException) -> bool:
+    """Whether a GPU takes no more work from this process: every call fails, until that is started again."""
+    return _says(error, _LOST)
+
+
+def _says(error: BaseException, words: tuple[str, ...]) -> bool:
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in words)

@@ -5,9 +5,13 @@ pruning frees slots without copying anything. Rows of several requests go throug
 and attend each to their own cache. A row's sums go by the positions of what it sees (`arithmetic/`), so which
 slots its path happens to lie in changes no bit.
 
-Layers that are short convolutions hold an input in each slot instead, and so do those with linear attention,
-which have states, too (`linear_attention.py`). Layers with a sliding window may have a cache of their own,
-with fewer slots (`core.protocol.model_spec`).
+Layers that are short convolutions hold an input in each slot instead. Layers with a sliding window may have a
+cache of their own, with fewer slots (`core.protocol.model_spec`).
+
+Linear attention holds inputs, too, and of a path's sums three states: `BASE`, behind what was given back,
+`NEAR`, of the output's path as far as it was run, and `SNAPSHOT`, what `BASE` once was
+(`docs/design/models.md`). A request that went back, whose rows stand before the end of `NEAR`, goes on from
+`BASE`, or from the beginning.
 """
 
 from __future__ import annotations
@@ -29,12 +33,24 @@ from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.arithmetic.plain import BLOCK, LANES, Held
 
 BASE, NEAR, SNAPSHOT = 0, 1, 2
-"""The states that are held (`linear_attention.py`)."""
 GAP = "a row does not see the nodes right before it"
-Angles = tuple[Array, Array]
-"""Cosine and sine of position embeddings, each `[1, rows, numbers that turn]`."""
-MOVED_AT_ONCE = 256
-"""Slots that are copied at once to others: of an 8 B model in bfloat16 16 MiB of keys."""
+Angles = tuple[Array, Array]  # cosine and sine of position embeddings, each `[1, rows, numbers that turn]`
+MOVED_AT_ONCE = 256  # slots that are copied at once to others: of an 8 B model in bfloat16 16 MiB of keys
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """From the state of a path's first so many positions to those of a request's rows.
+
+    `lines` `[nodes, length]` int64 are the slots of each node's input and of those before it, its own last,
+    -1 where the text has not begun. `steps` are `plain.delta_rule`'s, over so many `places`. At the first
+    place the walk begins, and in the end the state of `length` positions is there, all of the output's path.
+    """
+
+    lines: I64
+    steps: I32
+    places: int
+    length: int
 
 
 class TreeCache:
@@ -47,8 +63,8 @@ class TreeCache:
     levels (`q8_0`): each 32 numbers of a key or a value, rounded alone, with a step in float16; steps lie as
     keys and values do, by their groups in the place of numbers.
 
-    Layers with inputs may have `states` `[STATES_HELD, *state]`, float32 (`linear_attention.py`), of which
-    `lengths` says how many positions either sums up.
+    Layers with inputs may have `states` `[STATES_HELD, *state]`, float32, of which `lengths` says how many
+    positions either sums up.
     """
 
     def __init__(
@@ -150,6 +166,16 @@ class TreeCache:
         states, lengths = self.states[layer], self.lengths[layer]
         states[target], lengths[target] = states[source], lengths[source]
 
+    def walk_past(self, layer: int, passed: Sequence[int], length: int) -> Walk:
+        """The steps with which `BASE` comes to the end of slots, which count as done."""
+        lengths = self.lengths[layer]
+        beginning = [-1] * (length - 1) if lengths[BASE] == 0 else []
+        slots = np.array([*beginning, *passed], np.int64)
+        lines = np.lib.stride_tricks.sliding_window_view(slots, length).copy()
+        steps = np.array([(row, 0, 0, -1) for row in range(len(lines))], np.int32).reshape(-1, 4)
+        lengths[BASE] += len(lines)
+        return Walk(lines, steps, 1, lengths[BASE])
+
     def clear(self, slots: Sequence[int]) -> None:
         """Zeroes slots that were freed."""
         index = np.array([slot for slot in slots if slot < self.slots], np.int64)
@@ -226,8 +252,8 @@ class Sight:
 @dataclass(slots=True)
 class TreeRows:
     """Rows `[first, first + len(slots))` of the batch: one request's; `windowed` are the same ones in the
-    cache of layers with a window, if these have their own. `committed` as in `JobPart`; `walks` are
-    `linear_attention`'s, by the place where they begin."""
+    cache of layers with a window, if these have their own. `committed` as in `JobPart`; `walks`: by the
+    position where they begin."""
 
     cache: TreeCache
     first: int
@@ -239,7 +265,7 @@ class TreeRows:
     committed: int = 0
     sights: dict[int | None, Sight] = field(default_factory=dict)
     lines: dict[int, I64] = field(default_factory=dict)
-    walks: dict[int, Any] = field(default_factory=dict)
+    walks: dict[int, Walk] = field(default_factory=dict)
 
     def of(self, layer: int) -> TreeRows:
         """These rows in the cache that holds a layer."""
@@ -255,8 +281,7 @@ class TreeRows:
         return self.sights[window]
 
     def line(self, length: int) -> I64:
-        """Slots of the last so many nodes of each row's path, the row's own last, -1 where the text has not
-        begun: `[rows, length]`."""
+        """Slots of each row's last so many nodes, its own last, -1 before the text: `[rows, length]`."""
         if length not in self.lines:
             wanted = self.positions[:, None] - np.arange(length - 1, -1, -1)
             first = int(wanted.min())
@@ -264,6 +289,70 @@ class TreeRows:
             assert np.array_equal(line >= 0, wanted >= 0), GAP
             self.lines[length] = line
         return self.lines[length]
+
+    def walk(self, layer: int, length: int) -> Walk:
+        """The steps with which `NEAR` comes to the end of the output's path, which count as done."""
+        cache, lowest = self.cache, int(self.positions.min())
+        lengths = cache.lengths[layer]
+        if lowest < lengths[BASE]:  # the text is read again from its beginning
+            cache.states[layer][:] = 0
+            lengths[:] = [0] * len(lengths)
+        elif lowest < lengths[NEAR] or lengths[NEAR] < lengths[BASE]:
+            cache.copy_state(layer, BASE, NEAR)
+        start = lengths[NEAR]
+        if start not in self.walks:
+            self.walks[start] = self._walk_from(start, length)
+        lengths[NEAR] = self.walks[start].length
+        return self.walks[start]
+
+    def _walk_from(self, start: int, length: int) -> Walk:
+        before = length - 1
+        first = start - before
+        paths = self.sight(None).paths_from(first)  # columns: positions from there on
+        assert np.array_equal((paths >= 0).sum(axis=1), self.positions + 1 - max(first, 0)), GAP
+        _, firsts = np.unique(paths[:, before:], return_index=True)
+        places = np.stack(np.unravel_index(firsts, paths[:, before:].shape), axis=1)
+        places = places[paths[places[:, 0], places[:, 1] + before] >= 0]
+        places = places[
+            np.argsort(places[:, 1], kind="stable")
+        ]  # of each node a row that sees it, by position
+        lines = np.stack([paths[row, column : column + length] for row, column in places])
+        nodes = lines[:, -1].tolist()
+        index = {slot: number for number, slot in enumerate(nodes)}
+        children: dict[int, list[int]] = {}
+        for number, (line, column) in enumerate(zip(lines.tolist(), places[:, 1].tolist(), strict=True)):
+            children.setdefault(index[line[-2]] if column else -1, []).append(number)
+        outputs = {slot: row for row, slot in enumerate(self.slots.tolist())}
+        steps: list[tuple[int, int, int, int]] = []
+
+        def step(node: int, source: int, target: int) -> None:
+            steps.append((node, source, target, outputs.get(nodes[node], -1)))
+
+        end, committed = -1, max(0, self.committed - start)
+        while len(below := children.get(end, [])) == 1 and places[below[0], 1] < committed:
+            end = below[0]
+            step(end, 0, 0)
+        reached = start + len(steps)
+        count, free = 1, list[int]()
+        waiting = {0: len(children.get(end, [])) + 1}  # the first place stays as it is
+        todo = [(child, 0) for child in children.get(end, [])]
+        while todo:
+            node, source = todo.pop()
+            waiting[source] -= 1
+            if not waiting[source]:
+                target = source
+            elif free:
+                target = free.pop()
+            else:
+                target, count = count, count + 1
+            step(node, source, target)
+            if node in children:
+                waiting[target] = len(children[node])
+                leaves_last = sorted(children[node], key=lambda child: child not in children)
+                todo += [(child, target) for child in leaves_last]  # and so they are taken first
+            else:
+                free.append(target)
+        return Walk(lines, np.array(steps, np.int32).reshape(-1, 4), count, reached)
 
     def select(self, kept: I64, first: int) -> TreeRows:
         """The same request's rows with only `kept` (indices into these rows)."""

@@ -1,33 +1,58 @@
-"""Which engine computes on a device, and that of a CPU: programs as C runs them (`operations.py`), on numpy's
-arrays."""
+"""What computes here: engines, of a CPU (`cpu.py`, programs in C) or a GPU (`gpu.py`, by torch), and which
+arithmetics of a machine are right. Either gives a row the same bits whatever rows run with it.
+
+An arithmetic is tried in a child process before it is used: a wrong kernel, an illegal instruction or one
+that hangs ends no process of ours. On CPUs all arithmetic is that of `canonical.c`, whose bits are defined. A
+build is tried once, by cases whose results are known (`arithmetic/cases.py`); one that fails gives way to a
+build for less of the processor, with the same bits. On a GPU torch computes: its bits have a name, and what
+of them must be right is tried by `gpu_trial.py`. Imports torch only for a GPU.
+"""
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
-from typing import Any
+import contextlib
+import functools
+import hashlib
+import importlib.metadata
+import logging
+import platform
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from flowspec.core.protocol.model_spec import Convolution, DeltaRule, LayerSpec, Norm, Rotary
-from flowspec.core.protocol.precision import ACTIVATIONS
+from flowspec.child_process import NOT_OF_THIS_PROCESSOR, ending, python_module, words
+from flowspec.core.protocol.model_spec import Norm
+from flowspec.core.protocol.precision import FILED, is_packed
 from flowspec.errors import InputError
+from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.arrays import DTYPES, I64, in_room, narrowed, room, widened
-from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Part, address, kind_of, threads
-from flowspec.model.arithmetic.packed import FORMS, packed
-from flowspec.model.arithmetic.plain import Held
-from flowspec.model.attention import BASE, Angles, TreeBatch, TreeCache, TreeRows
-from flowspec.model.engine import Engine
-from flowspec.model.linear_attention import Walk, walk_of, walk_past
-from flowspec.model.operations import Operations, Room, Rows, operations_of
-from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
-from flowspec.model.program import Arithmetic, Place, program_of, rows_program
-from flowspec.model.rounding import ROUNDINGS, Rounded
-from flowspec.model.trials import processor, run_trial
+from flowspec.model.cpu import Cpu
 
-Array = npt.NDArray[Any]
+if TYPE_CHECKING:
+    from flowspec.model.gpu import Gpu
+
+Engine: TypeAlias = "Cpu | Gpu"
+"""Computes for one model in one precision; what `Cpu` says of its methods is true of both."""
+
+LANES16, PAIRS16, GROUPS32 = "lanes16", "pairs16", "groups32"
+"""The arithmetics of our own products, with the same bits on all processors that have them: of numbers; of
+bfloat16 in pairs; and of what is packed in groups of 32."""
+CHILD = tuple(python_module("flowspec.model.arithmetic.cases"))
+GPU_CHILD = tuple(python_module("flowspec.model.gpu_trial"))
+CHILD_S = 120.0
+"""How long a child may give no sign of life. The first comes after it has imported what it needs: torch from
+a slow card takes most of a minute."""
+_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGALRM, signal.SIGBUS)
+"""Signals that come from outside, as where memory runs out or a disk fails: none is a kernel's own fault."""
+
+log = logging.getLogger("flowspec.kernels")
 
 
 def engine_of(dtype: str, device: str, norm: Norm, arithmetic: str = "") -> Engine:
@@ -45,156 +70,174 @@ def engine_of(dtype: str, device: str, norm: Norm, arithmetic: str = "") -> Engi
     return Gpu(dtype, arithmetic, norm, device)
 
 
-class Cpu(Engine):
-    """Raises `InputError` where the library cannot be had."""
-
-    def __init__(self, dtype: str, norm: Norm) -> None:
-        self.device, self.dtype = "cpu", ACTIVATIONS[dtype]
-        self._how = Arithmetic(self.dtype, norm)
-        library = compiled.library()
-        assert library is not None, "it was tried"
-        self._library, self._room = library, Room(library)
-
-    # ---------------------------------------------------------------------------------------- arrays
-
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
-        return room(shape, DTYPES.get(dtype, dtype), np.zeros)
-
-    def array(self, x: Array) -> Array:
-        return np.ascontiguousarray(x)
-
-    def copied(self, x: Array) -> Array:
-        return x.copy()
-
-    def numpy(self, x: Array) -> Array:
-        return x
-
-    def wide(self, x: Array) -> Array:
-        return widened(x)
-
-    def narrow(self, x: Array) -> Array:
-        return narrowed(x, self.dtype)
-
-    def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
-        how = ROUNDINGS[dtype]
-        panels = packed(FORMS[how.form], how.spread(rounded))
-        return Packed(how.form, in_room(panels), len(rounded["levels"]))
-
-    # ------------------------------------------------------------------------------------- computing
-
-    def layer(self, parts: Parts, spec: LayerSpec, place: Place) -> Operations:
-        return operations_of(program_of(parts, spec, self._how, place))
-
-    def rows(
-        self, *, norm: NormPart | None = None, linear: Linear | None = None, are_logits: bool = False
-    ) -> RowsFunction:
-        return Rows(self._room, rows_program(self._how, norm, linear, are_logits))
-
-    def take(self, table: Matrix, rows: I64) -> Array:
-        if isinstance(table, Plain):
-            found: Array = table.weights[rows]
-            return narrowed(found, self.dtype) if found.dtype != DTYPES[self.dtype] else found
-        ids, form = np.ascontiguousarray(rows), FORMS[table.form]
-        made = np.empty((len(ids), table.inputs), np.float32)
-        matrix = address(table.panels), form.number, table.inputs
-        self._library.packed_rows(*matrix, address(ids), len(ids), address(made))
-        return narrowed(made, self.dtype)
-
-    def function(self, x: Array, name: str) -> Array:
-        given = np.ascontiguousarray(x)
-        found = np.empty_like(given)
-        self._library.function(address(given), given.size, FUNCTIONS.index(name), None, address(found))
-        return found
-
-    def angles(self, positions: I64, rotary: Rotary) -> Angles:
-        frequencies, given = np.array(rotary.frequencies, np.float32), np.ascontiguousarray(positions)
-        cosine, sine = (np.empty((1, len(given), 2 * len(frequencies)), np.float32) for _ in range(2))
-        of_rows = address(given), len(given), address(frequencies), len(frequencies)
-        self._library.angles(*of_rows, rotary.scale, address(cosine), address(sine))
-        return cosine, sine
-
-    def turn(self, x: Array, angles: Angles) -> Array:
-        rows, heads, width = x.shape
-        given, found = np.ascontiguousarray(widened(x)), np.empty(x.shape, np.float32)
-        where = address(given), address(angles[0]), address(angles[1]), address(found)
-        shape = rows, heads, width, angles[0].shape[-1], heads * width, width
-        self._library.turn(compiled.TurnFields(*where, *shape))
-        return found
-
-    def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
-        to_keys, to_values, steps = to
-        given = [np.ascontiguousarray(each) for each in (widened(keys), widened(values), slots)]
-        where: list[int | None] = [address(each) for each in (*given, to_keys, to_values, *(steps or ()))]
-        where += [None] * (7 - len(where))
-        rows, heads, width = keys.shape
-        shape = rows, heads, width, to_values.shape[2], to_values.shape[1]
-        between = (heads * width, width) * 2
-        self._library.store(compiled.StoredFields(*where, *shape, *between, kind_of(to_keys.dtype)))
-
-    def begin(self, hidden: Array, batch: TreeBatch) -> _Pass:
-        return _Pass(self._room, hidden, batch)
-
-    def pass_by(self, layer: Operations, cache: TreeCache, passed: Sequence[int]) -> None:
-        mixer = layer.view[1]
-        assert isinstance(mixer, DeltaRule)
-        inputs, state = cache.inputs(layer.source), cache.states[layer.source][BASE]
-        where = Cache(inputs=address(inputs), inputs_width=inputs.shape[1], state=address(state))
-        part, walk = Part(cache=ctypes.addressof(where)), walk_past(layer.source, cache, passed, mixer.length)
-        _step(part, walk)
-        self._room.run(layer.past, Call(parts=ctypes.addressof(part), parts_count=1, threads=1))
+# ------------------------------------------------------------------------------------------- trials
 
 
-class _Pass:
-    """A `Pass`, whose layers change hidden states in place."""
-
-    def __init__(self, room: Room, hidden: Array, batch: TreeBatch) -> None:
-        self.hidden = hidden
-        self._room, self._batch = room, batch
-        self._parts: dict[Any, tuple[int, list[tuple[Part, TreeRows]]]] = {}
-        self._angles: Angles | None = None
-        call = self._call = Call(hidden=address(hidden), rows=len(hidden), threads=threads())
-        call.parts_count = len(batch.requests)
-        if batch.tokens is not None:
-            call.tokens = address(batch.tokens)
-        if batch.going is not None:
-            call.going, call.between_going = address(batch.going), batch.going.shape[1]
-        if batch.embedding is not None:
-            between = batch.embedding.strides[0] // batch.embedding.itemsize
-            call.embedding, call.between_embeddings = address(batch.embedding), between
-
-    def run(self, layer: Operations, angles: Angles) -> None:
-        call = self._call
-        if angles is not self._angles:
-            cosine, sine = self._angles = angles
-            call.cosine, call.sine, call.angles = address(cosine), address(sine), cosine.shape[2]
-        if layer.view not in self._parts:
-            self._parts[layer.view] = self._made(layer)
-        call.parts, requests = self._parts[layer.view]
-        mixer = layer.view[1]
-        for part, rows in requests:
-            part.cache = rows.cache.address(layer.source)
-            if isinstance(mixer, DeltaRule):
-                _step(part, walk_of(rows, layer.source, mixer.length))
-        self._room.run(layer, call)
-
-    def _made(self, layer: Operations) -> tuple[int, list[tuple[Part, TreeRows]]]:
-        array, (window, mixer) = (Part * len(self._batch.requests))(), layer.view
-        found = []
-        for part, request in zip(array, self._batch.requests, strict=True):
-            rows = request.of(layer.source)
-            assert rows is request or window is not None, "a layer without a window holds all"
-            part.first, part.rows, part.slots = rows.first, len(rows.slots), address(rows.slots)
-            if mixer is None:
-                sight = rows.sight(window)
-                order, ends = sight.order
-                part.seen, part.order, part.ends = address(sight.seen), address(order), address(ends)
-                part.high, part.blocks = sight.seen.shape[1], len(ends)
-            elif isinstance(mixer, Convolution):
-                part.lines = address(rows.line(mixer.length))
-            found.append((part, rows))
-        return ctypes.addressof(array), found  # a part holds the array that it is of
+class NoRightKernelError(InputError):
+    """Nothing computes a precision right here."""
 
 
-def _step(part: Part, walk: Walk) -> None:
-    part.lines, part.steps = address(walk.lines), address(walk.steps)
-    part.nodes, part.steps_count, part.places = len(walk.lines), len(walk.steps), walk.places
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a trial found: `fault` is empty where all is right. `may_pass`: the machine's state may be the
+    reason, such as little memory. `arithmetics` of a GPU, the best first."""
+
+    fault: str
+    may_pass: bool = False
+    arithmetics: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """The `arithmetics` that are right, the best first. `slowed_by`: why it may be slow here, or empty."""
+
+    arithmetics: tuple[str, ...]
+    slowed_by: str = ""
+
+    @property
+    def kernel(self) -> str:
+        return self.arithmetics[0].partition("@")[0]
+
+
+_found: dict[tuple[str, str], Trial] = {}
+_slowed_by: str | None = None  # what this process knows already; a processor does not change
+Look = Callable[[str, float], None]  # told what is done, `COMPILING` or `TRYING`, and which share of it
+COMPILING, TRYING = "compiling kernels", "trying kernels"
+_look: ContextVar[Look] = ContextVar("look", default=lambda doing, share: None)
+
+
+@contextlib.contextmanager
+def shown_to(look: Look) -> Iterator[None]:
+    """Tells of all trials in this block, also where a drafter is loaded, far from the command."""
+    token = _look.set(look)
+    try:
+        yield
+    finally:
+        _look.reset(token)
+
+
+def run_trial(dtype: str, device: str) -> Trial:
+    """Which arithmetics of a precision are right on a device of this machine (`cpu`, `cuda:0`), tried now if
+    they were not before. Raises `NoRightKernelError`, and `InputError` where nothing can be computed here."""
+    if (dtype, device) not in _found:
+        slowed_by = prepare()
+        if device == "cpu":
+            arithmetics: tuple[str, ...] = (GROUPS32,)
+            if not is_packed(dtype):
+                arithmetics = (PAIRS16,) if dtype == "bfloat16" else (LANES16,)
+        else:
+            verdict = _verdict(f"{dtype}-{device}", [*GPU_CHILD, dtype, device], _driver(), torch_version())
+            if verdict.fault:
+                instead = "float32" if dtype == FILED else "bfloat16"
+                raise NoRightKernelError(
+                    f"{dtype} does not run right on {device} with torch {torch_version()}: {verdict.fault}; "
+                    f"use another --dtype ({instead}), or --device cpu"
+                )
+            arithmetics = tuple(verdict.arithmetics)
+        _found[dtype, device] = Trial(arithmetics=arithmetics, slowed_by=slowed_by)
+    return _found[dtype, device]
+
+
+def prepare() -> str:
+    """Has this process use a build of `canonical.c` that was tried, and says why it is not the best one, or
+    nothing. Raises `InputError` where none can be built, `NoRightKernelError` where none is right."""
+    global _slowed_by
+    if _slowed_by is not None and compiled.library() is not None:
+        return _slowed_by
+    faults, wrong = list[str](), False
+    for built_for, path, why in compiled.libraries(functools.partial(_look.get(), COMPILING)):
+        if path is None:
+            faults.append(why)
+            continue
+        verdict = _verdict(path.stem, [*CHILD, str(path)])
+        if not verdict.fault:
+            compiled.use(compiled.Library(path))
+            _slowed_by = "; ".join(faults)
+            if faults:
+                log.warning("%s may be slow, for %s", processor(), _slowed_by)
+            return _slowed_by
+        if path.parent != compiled.WHEEL_FOLDER or verdict.fault != NOT_OF_THIS_PROCESSOR:
+            faults.append(f"kernels that were compiled with {built_for}: {verdict.fault}")
+            wrong = True
+    if not wrong:
+        raise InputError("; ".join(faults))
+    raise NoRightKernelError(
+        f"FlowSpec's kernels do not run right on {processor()}: {'; '.join(faults)}; install another gcc or "
+        "clang, and try again"
+    )
+
+
+def _verdict(name: str, command: Sequence[str], *depends: str) -> Verdict:
+    """That of a child, or what it said earlier on this machine, with all the same that it `depends` on."""
+    golden = Path(compiled.__file__).with_name("golden.json").read_bytes()
+    key = hashlib.sha256(repr((_processor_block(), *depends)).encode() + golden).hexdigest()[:12]
+    path, tell = cache_folder() / "kernels" / f"{name}-{key}.json", functools.partial(_look.get(), TRYING)
+    with locked(path, lambda: tell(0.0)):
+        found = read_own(path, Verdict)
+        if found is None:
+            found = _listen(command, tell)
+            if not found.may_pass:
+                with contextlib.suppress(OSError):  # it is tried again next time
+                    write_own(path, found)
+            tell(1.0)
+    return found
+
+
+def _listen(command: Sequence[str], tell: Callable[[float], None]) -> Verdict:
+    heard_s, share = time.monotonic(), 0.0
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors) as child,
+    ):
+        try:
+            tell(share)
+            for word in words(child):
+                if "fault" in word:
+                    return Verdict(**word)
+                if word:
+                    heard_s, share = time.monotonic(), word.get("share", share)
+                elif time.monotonic() - heard_s > CHILD_S:
+                    return Verdict(fault=f"gave no sign of life for {CHILD_S:.0f} s", may_pass=True)
+                tell(share)
+            status = child.wait()
+            return Verdict(fault=ending(status, errors), may_pass=-status in _OUTSIDE)
+        finally:
+            child.kill()
+
+
+def processor() -> str:
+    """What this machine's processor is called."""
+    named = dict(re.findall(r"^(\w[^:]*?)\s*:\s*(.*\S)", _processor_block(), re.MULTILINE))
+    part = f" (CPU part {named['CPU part']})" if "CPU part" in named else ""
+    return named.get("model name") or platform.machine() + part
+
+
+@functools.cache
+def _processor_block() -> str:
+    """The first processor of /proc/cpuinfo, without what changes from moment to moment."""
+    try:
+        text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
+    except OSError:
+        return platform.processor()
+    lines = text.split("\n\n", 1)[0].splitlines()
+    passing = ("cpu MHz", "bogomips", "BogoMIPS", "microcode")
+    return "\n".join(line for line in lines if not line.startswith(passing))
+
+
+def _driver(root: Path = Path("/")) -> str:
+    """What tells one GPU and its driver from another, as far as it can be had without CUDA."""
+    files = ("proc/driver/nvidia/version", "etc/nv_tegra_release", "proc/device-tree/model")
+    paths, found = sorted(root.glob("proc/driver/nvidia/gpus/*/information")), list[str]()
+    for path in (*(root / name for name in files), *paths):
+        with contextlib.suppress(OSError):
+            lines = path.read_text("utf-8", "replace").splitlines()
+            found += [line for line in lines if "IRQ" not in line]  # changes from boot to boot
+    return "\n".join(found)
+
+
+def torch_version() -> str:
+    """Of the torch that is installed, without importing it."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return "(none)"

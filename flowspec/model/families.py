@@ -1,7 +1,7 @@
 """The model families that are parity-tested: by what their layers differ from most, what is around them, and
 how a checkpoint names its tensors, after transformers' modeling files.
 
-`spec.py` makes a `ModelSpec` by it, `parts.py` and `weights.py` find the tensors. A family is listed only
+`spec.py` makes a `ModelSpec` by it, `layer.py` and `weights.py` find the tensors. A family is listed only
 with a parity test (`tests/model/test_parity.py`); everything else is refused by name before a weight is read.
 `support.py` refuses what a listed family's config may ask for that is not handled.
 """
@@ -77,8 +77,8 @@ class Family:
     may be narrower than a head. `router`: how a mixture's rows choose experts. `stacked`: parameters of a
     layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
     rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
-    experts are one, as `joined_experts.py` says. `has_layer_inputs`: layers may take of a token what
-    `layer_by_layer.py` says. `only`: fields of the config that may have no other value; `repeated`: those
+    experts are one, as `joined_tensors.py` says. `has_layer_inputs`: layers may take of a token what
+    `joined_tensors.py` says. `only`: fields of the config that may have no other value; `repeated`: those
     that say once more what another field says, on which transformers acts; `built_in`: what older versions
     of it have in their code instead of a field. `mtp`: how checkpoints name a layer that guesses further
     tokens. `part`: where a multimodal model's config keeps that of the decoder, which alone is run.

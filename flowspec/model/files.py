@@ -25,8 +25,7 @@ from flowspec.model.gguf.file import GgufFile, is_gguf, parts_of
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_file
 from flowspec.model.imports import IMPORTING
-from flowspec.model.joined_experts import joined_experts
-from flowspec.model.layer_by_layer import layer_views
+from flowspec.model.joined_tensors import joined_experts, layer_views
 from flowspec.model.prequantised.scheme import Scheme, scheme_of
 from flowspec.model.prequantised.tensors import PrequantisedTensors
 from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors, read_header

@@ -1,14 +1,13 @@
 """The engine of a GPU: torch runs a program step by step (`Steps`), with torch's products and, where there
 are such, kernels of our own (`arithmetic/canonical.cu`), which have the bits of `arithmetic/plain.py`.
 
-torch's libraries choose a kernel by the number of rows, so products are always of one number of rows. int4:
-torch's tinygemm kernel in bfloat16, on GPUs of compute capability 8.0 and newer (from the Orins on), else in
-float32, as int8 and what files pack. Our kernels are compiled by NVRTC where they run; it comes with CUDA and
-with torch's builds for it, so no compiler need be installed.
+torch's libraries choose a kernel by the number of rows, so products are always of one number of rows. Our
+kernels are compiled by NVRTC where they run, which comes with CUDA and with torch's builds for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
@@ -26,44 +25,44 @@ from flowspec.core.protocol.precision import ACTIVATIONS, is_packed
 from flowspec.errors import first_line
 from flowspec.model.accelerator import accelerator_of
 from flowspec.model.arithmetic import compiled, plain
-from flowspec.model.arithmetic.arrays import I64, Array
+from flowspec.model.arithmetic.arrays import I64, Array, Memory
 from flowspec.model.arithmetic.compiled import FUNCTIONS, StoredFields, TurnFields, fields, kind_of
-from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, numbers_of, packed
+from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Panels, groups_of, numbers_of
 from flowspec.model.arithmetic.plain import BLOCK, Held
-from flowspec.model.attention import BASE, NEAR, Angles, TreeBatch, TreeCache, TreeRows
-from flowspec.model.engine import Engine
-from flowspec.model.linear_attention import Walk, walk_of, walk_past
-from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Parts, Plain, RowsFunction
-from flowspec.model.program import NOWHERE, Arithmetic, Place, Program, Step, View, program_of, rows_program
-from flowspec.model.rounding import ROUNDINGS, Rounded
+from flowspec.model.attention import BASE, NEAR, Angles, TreeBatch, TreeCache, TreeRows, Walk
+from flowspec.model.layer import (
+    NOWHERE,
+    Linear,
+    Matrix,
+    NormPart,
+    Packed,
+    Parts,
+    Place,
+    Plain,
+    Program,
+    RowsFunction,
+    Step,
+    View,
+    program_of,
+    rows_program,
+)
 
 log = logging.getLogger("flowspec.kernels")
 
 Tensor = torch.Tensor
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-BLOCKS = {torch.float32: 32, torch.bfloat16: 64, torch.float16: 64}
-"""Rows that a GPU multiplies at once, no more and no fewer: reading the weights takes as long."""
-WIDENED = 1024
-"""Outputs whose weights are widened at once."""
-INT4_OUTPUTS, INT4_TILES, INT4_CAPABILITY = 8, 2, (8, 0)
-"""tinygemm takes outputs in blocks of so many, and inputs in so many tiles of 16: in groups of 32."""
+BLOCKS = {torch.float32: 32, torch.bfloat16: 64, torch.float16: 64}  # rows: reading weights takes as long
+WIDENED = 1024  # outputs whose weights are widened at once
+INT4_TILES, INT4_CAPABILITY = 2, (8, 0)  # of 16 inputs, as tinygemm takes them from the Orins on
 _SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 SOURCE = Path(compiled.__file__).with_name("canonical.cu")
-FLAGS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
-"""Each operation rounds by itself, as IEEE 754 has it, and small numbers stay what they are."""
-THREADS = 128
-"""Of a block."""
-BLOCKS_MAX = 1 << 16
-"""Where threads divide all numbers among themselves; where each block has its own, there are more."""
-ROOM_MAX = 12288
-"""Numbers that a block has room for on every GPU, 48 KiB."""
-WIDTH_MAX = 16384
-"""Numbers that are summed in halves: half of the power of two that they are filled up to needs room."""
-POSITIONS_MAX = ROOM_MAX * BLOCK
-"""Of attention, where each block of positions needs room for its sum."""
-SCORES_MAX = 1 << 22
-"""Numbers of rows, heads and positions that are held at once; of sums of values there are twice as many, with
-heads of 128."""
+FLAGS = ("--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")  # as IEEE 754 has it
+THREADS, BLOCKS_MAX = 128, 1 << 16  # of a block; and blocks where threads divide all numbers among themselves
+ROOM_MAX = 12288  # numbers that a block has room for on every GPU, 48 KiB
+WIDTH_MAX, POSITIONS_MAX = 16384, ROOM_MAX * BLOCK
+"""Numbers that are summed in halves, half of which need room; and attention's, where each block needs
+some."""
+SCORES_MAX = 1 << 22  # numbers of rows, heads and positions that are held at once
 
 
 def tensor_of(x: npt.NDArray[Any]) -> Tensor:
@@ -79,14 +78,14 @@ def array_of(x: Tensor) -> npt.NDArray[Any]:
     return here.view(torch.int16).numpy().view(np.uint16) if x.dtype == torch.bfloat16 else here.numpy()
 
 
-def arithmetics_of(dtype: str, device: str) -> tuple[str, ...]:
-    """Of a precision, the best first. Raises `InputError` for a device that is unknown."""
+def arithmetic_of(dtype: str, device: str) -> str:
+    """Of a precision. Raises `InputError` for a device that is unknown."""
     major, minor = accelerator_of(device).capability
     name = "plain" if is_packed(dtype) else "torch-in-blocks"
     if dtype == "int4" and (major, minor) >= INT4_CAPABILITY:
         name = "tinygemm"
     version = ".".join(torch.__version__.split(".")[:2])
-    return (f"{name}-{_SHORT.get(dtype, dtype)}@sm{major}{minor}-torch{version}",)
+    return f"{name}-{_SHORT.get(dtype, dtype)}@sm{major}{minor}-torch{version}"
 
 
 # ------------------------------------------------------------------------------------------ products
@@ -96,65 +95,63 @@ def in_blocks(x: Tensor, weights: Tensor) -> Tensor:
     """Float32 `x W^T` by torch, in the dtype of weights, for always the same number of rows."""
     count, size = len(x), BLOCKS[weights.dtype]
     filled = F.pad(x.to(weights.dtype), (0, 0, 0, -count % size))
-    if len(filled) == size:  # in fewer calls
-        return F.linear(filled, weights)[:count].float()
-    return torch.cat([F.linear(part, weights) for part in torch.split(filled, size)])[:count].float()
+    made = [F.linear(part, weights) for part in torch.split(filled, size)]
+    return (torch.cat(made) if len(made) > 1 else made[0])[:count].float()
 
 
 class _Int4:
-    """As tinygemm has them."""
+    """As tinygemm has them, of panels of Q4_0."""
 
-    __slots__ = ("_inputs", "_packed", "_scales", "outputs")
+    __slots__ = ("_packed", "_scales", "outputs")
 
-    def __init__(self, levels: Tensor, scales: Tensor, inputs: int) -> None:
-        self.outputs, self._inputs = len(levels), inputs
-        more = (0, 0, 0, -self.outputs % INT4_OUTPUTS)
-        pairs = F.pad(levels, more)
-        swapped = pairs << 4 | pairs >> 4  # this kernel wants the first of two inputs in the high bits
-        self._packed = torch._convert_weight_to_int4pack(swapped, INT4_TILES)
-        of_groups = F.pad(scales, more).bfloat16()  # which has all their digits
-        both = torch.stack([of_groups, torch.zeros_like(of_groups)], dim=2)
+    def __init__(self, panels: Tensor, outputs: int) -> None:
+        self.outputs, form = outputs, FORMS["Q4_0"]
+        pairs, scales = list[Tensor](), list[Tensor]()
+        for some in torch.split(panels, WIDENED // PANEL):
+            weights, of_groups, _ = groups_of(form, some)
+            levels = (weights + form.offset).flatten(1).to(torch.uint8)
+            pairs.append(levels[:, ::2] << 4 | levels[:, 1::2])  # the first of two is in the high bits
+            scales.append(of_groups[..., 0].bfloat16())  # which has all their digits
+        self._packed = torch._convert_weight_to_int4pack(torch.cat(pairs), INT4_TILES)
+        both = torch.stack([torch.cat(scales), torch.zeros_like(torch.cat(scales))], dim=2)
         self._scales = both.transpose(0, 1).contiguous()  # [groups, out, 2]
 
     def multiply(self, rows: Tensor) -> Tensor:
-        filled = F.pad(rows.bfloat16(), (0, -self._inputs % GROUP))
+        filled = F.pad(rows.bfloat16(), (0, -rows.shape[1] % GROUP))
         found: Tensor = torch._weight_int4pack_mm(filled, self._packed, GROUP, self._scales)
         return found[:, : self.outputs].float()
 
 
-def _widened_product(rows: Tensor, matrix: Packed) -> Tensor:
-    """In float32, the weights of a block of outputs at a time."""
-    form, made, given = FORMS[matrix.form], [], F.pad(rows, (0, matrix.inputs - rows.shape[1]))
-    for first in range(0, matrix.outputs, WIDENED):
-        last = min(matrix.outputs, first + WIDENED)
-        weights = numbers_of(form, matrix.panels[first // PANEL : -(-last // PANEL)])[: last - first]
-        made.append(in_blocks(given, weights))
-    return torch.cat(made, dim=1)
+def _products(rows: Tensor, matrix: Matrix) -> Iterator[Tensor]:
+    """By a block of outputs after another: of what is packed, the weights are widened to float32."""
+    if isinstance(matrix, Plain):
+        yield in_blocks(rows, matrix.weights)
+    elif isinstance(matrix, _Int4):
+        yield matrix.multiply(rows)
+    else:
+        given = F.pad(rows, (0, matrix.inputs - rows.shape[1]))
+        for first in range(0, matrix.outputs, WIDENED):
+            last = min(matrix.outputs, first + WIDENED)
+            panels = matrix.panels[first // PANEL : -(-last // PANEL)]
+            yield in_blocks(given, numbers_of(FORMS[matrix.form], panels)[: last - first])
 
 
-def multiplied(rows: Tensor, linear: Linear, bias: Tensor | None = None) -> Tensor:
-    """Float32 rows, with inputs as its matrices have them, by a linear layer, whose bias, or the one that is
-    given, is added; none is rounded to levels."""
-    bias, made = linear.bias if bias is None else bias, []
-    for each in linear.matrices:
-        if isinstance(each, Plain):
-            made.append(in_blocks(rows, each.weights))
-        else:
-            made.append(_widened_product(rows, each) if isinstance(each, Packed) else each.multiply(rows))
-    found = torch.cat(made, dim=1)
-    return found if bias is None else found + bias
+def multiplied(rows: Tensor, linear: Linear) -> Tensor:
+    """Float32 rows, with inputs as its matrices have them, by a linear layer; none is rounded to levels."""
+    found = torch.cat([made for matrix in linear.matrices for made in _products(rows, matrix)], dim=1)
+    return found if linear.bias is None else found + linear.bias
 
 
 # ----------------------------------------------------------------------------------------------------- engine
 
 
-class Gpu(Engine):
-    """Raises `InputError` for a device that cannot be used."""
+class Gpu(Memory):
+    """As `Cpu` is. Raises `InputError` for a device that cannot be used."""
 
     def __init__(self, dtype: str, arithmetic: str, how: Norm, device: str) -> None:
         self.dtype, self.device = ACTIVATIONS[dtype], device
         self._dtype, self._there = DTYPES[self.dtype], torch.device(device)
-        self._how, self._is_tiny = Arithmetic(self.dtype, how), arithmetic.startswith("tinygemm")
+        self._norm, self._is_tiny = how, arithmetic.startswith("tinygemm")
         self.ops: Any = plain
         accelerator_of(device)  # products of float32 are in float32 from then on
         if self._there.type == "cuda":
@@ -166,43 +163,40 @@ class Gpu(Engine):
 
     # ---------------------------------------------------------------------------------------- arrays
 
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array:
         return torch.zeros(shape, dtype=torch.int8 if dtype == "int8" else DTYPES[dtype], device=self._there)
 
-    def array(self, x: npt.NDArray[Any]) -> Tensor:
+    def array(self, x: Array) -> Array:
         return tensor_of(x).to(self._there)
 
-    def copied(self, x: Tensor) -> Tensor:
+    def copied(self, x: Array) -> Array:
         return x.clone(memory_format=torch.contiguous_format)
 
-    def numpy(self, x: Tensor) -> npt.NDArray[Any]:
+    def numpy(self, x: Array) -> Array:
         return array_of(x)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Array) -> Array:
         return x.float()
 
-    def narrow(self, x: Tensor) -> Tensor:
+    def narrow(self, x: Array) -> Array:
         return x.to(self._dtype)
 
-    def rounded_matrix(self, dtype: str, rounded: Rounded, inputs: int) -> Matrix:
-        if self._is_tiny:
-            return _Int4(self.array(rounded["levels"]), self.array(rounded["scales"]), inputs)
-        how = ROUNDINGS[dtype]
-        panels = packed(FORMS[how.form], how.spread(rounded))
-        return Packed(how.form, self.array(panels), len(rounded["levels"]))
+    def packed_matrix(self, form: str, panels: Panels, outputs: int) -> Matrix:
+        there = self.array(panels)
+        return _Int4(there, outputs) if self._is_tiny else Packed(form, there, outputs)
 
     # ------------------------------------------------------------------------------------- computing
 
-    def layer(self, parts: Parts, spec: LayerSpec, place: Place) -> Program:
-        return program_of(parts, spec, self._how, place)
+    def layer(self, parts: Parts, spec: LayerSpec, place: Place) -> Any:
+        return program_of(parts, spec, self.dtype, self._norm, place)
 
     def rows(
         self, *, norm: NormPart | None = None, linear: Linear | None = None, are_logits: bool = False
     ) -> RowsFunction:
-        program = rows_program(self._how, norm, linear, are_logits)
+        program = rows_program(self.dtype, self._norm, norm, linear, are_logits)
         last = program.steps[-1]
 
-        def run(x: Tensor) -> Array:
+        def run(x: Array) -> Array:
             going = x.new_empty((len(x), last.source.width), dtype=DTYPES[last.how])
             Steps(self.ops, x, TreeBatch([], going=going)).run(program)
             return going
@@ -212,7 +206,7 @@ class Gpu(Engine):
     def take(self, table: Matrix, rows: I64) -> Array:
         return self.narrow(_rows_of(table, torch.from_numpy(rows).to(self._there)))
 
-    def function(self, x: Tensor, name: str) -> Array:
+    def function(self, x: Array, name: str) -> Array:
         return self.ops.function(x, name)
 
     def angles(self, positions: I64, rotary: Rotary) -> Angles:
@@ -220,20 +214,20 @@ class Gpu(Engine):
         frequencies = torch.tensor(rotary.frequencies, dtype=torch.float32, device=self._there)
         return plain.angles(places, frequencies, rotary.scale)
 
-    def turn(self, x: Tensor, angles: Angles) -> Array:
+    def turn(self, x: Array, angles: Angles) -> Array:
         return self.ops.turned(x.float(), *angles)
 
-    def store(self, slots: I64, keys: Tensor, values: Tensor, to: Held) -> None:
+    def store(self, slots: I64, keys: Array, values: Array, to: Held) -> None:
         there = torch.from_numpy(slots).to(self._there)
         self.ops.store(there, keys.float().transpose(0, 1), values.float().transpose(0, 1), to)
 
-    def begin(self, hidden: Tensor, batch: TreeBatch) -> Steps:
+    def begin(self, hidden: Array, batch: TreeBatch) -> Steps:
         return Steps(self.ops, hidden, batch)
 
     def pass_by(self, layer: Program, cache: TreeCache, passed: Sequence[int]) -> None:
         mixer, source = layer.mixer, layer.source
         assert isinstance(mixer, DeltaRule)
-        walk = walk_past(source, cache, passed, mixer.length)
+        walk = cache.walk_past(source, passed, mixer.length)
         step = next(step for step in layer.steps if step.name == "sum_up")
         _walk(walk, mixer, step, cache.inputs(source), cache.states[source][BASE][None])
 
@@ -260,10 +254,11 @@ def _heads(x: Tensor, width: int) -> Tensor:
 
 
 class Steps:
-    """A `Pass`: what each step of a program means, by its name. Registers are tensors `[rows, numbers]`,
+    """A pass: what each step of a program means, by its name. Registers are tensors `[rows, numbers]`,
     float32; a method takes a step and what is in its source, and gives what comes to where it writes, if
     anything. `ops`: `plain`, or what has its functions."""
 
+    hidden: Array
     _program: Program
     _angles: Any
 
@@ -337,7 +332,7 @@ class Steps:
         """In an order; or of each head so many numbers."""
         if step.weights is not None:
             return x[:, step.weights]
-        if not step.heads:
+        if not step.outputs:
             return x
         heads = _heads(self._registers[step.source.register], step.outputs)
         return heads[..., step.source.at : step.source.at + step.source.width].flatten(1)
@@ -345,19 +340,15 @@ class Steps:
     # --------------------------------------------------------------------------------- row by row
 
     def norm(self, step: Step, x: Tensor) -> Tensor:
-        heads = _heads(x, len(step.weights))
+        heads = _heads(x, step.inputs)
         return self._ops.norm(heads, step.weights, step.eps, step.how).flatten(1)
 
     def products(self, step: Step, x: Tensor) -> Tensor:
         """By a linear layer, or of each expert's rows by its own."""
-        part, made = step.weights, []
-        if isinstance(part, Linear):
-            return multiplied(x, part)
-        for expert, own in enumerate(torch.split(x, self._counts)):
-            if len(own):
-                bias = None if part.bias is None else part.bias[expert]
-                made.append(multiplied(own, part.linears[expert], bias))
-        return torch.cat(made)
+        if isinstance(step.weights, Linear):
+            return multiplied(x, step.weights)
+        each = zip(torch.split(x, self._counts), step.weights, strict=True)
+        return torch.cat([multiplied(own, expert) for own, expert in each if len(own)])
 
     def gate(self, step: Step, x: Tensor) -> Tensor:
         values = self._read(step.other)
@@ -438,7 +429,7 @@ class Steps:
         mixer, source, outputs = self._program.mixer, self._program.source, []
         assert isinstance(mixer, DeltaRule)
         for rows, _span in self._requests():
-            walk, states = walk_of(rows, source, mixer.length), rows.cache.states[source]
+            walk, states = rows.walk(source, mixer.length), rows.cache.states[source]
             places = states.new_empty((walk.places, *states.shape[1:]))
             places[0] = states[NEAR]
             outputs.append(_walk(walk, mixer, step, rows.cache.inputs(source), places))
@@ -471,13 +462,11 @@ KERNELS = {
     ),
 )
 """Of the source, where their names begin with `flowspec_`, and what they are given."""
-Start = Callable[[str, ctypes.Structure, int, int], None]
-"""Starts a kernel of so many blocks, each with room for so many float32 numbers."""
+Start = Callable[[str, ctypes.Structure, int, int], None]  # a kernel of so many blocks, with so many numbers
 
 
 class CudaLibrary:
-    """Functions of `plain`, by its names, by the kernels of the source on one GPU, where tensors are. What
-    the kernels have no room for, and what lies in another way than they read it, is left to `plain`."""
+    """Functions of `plain` by kernels of the source, or by `plain` where these have no room or layout."""
 
     def __init__(self, start: Start) -> None:
         self._start = start
@@ -636,32 +625,30 @@ def cuda_library(device: str) -> CudaLibrary:
 def _compiled(capability: tuple[int, int]) -> bytes:
     """The source for such a GPU."""
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
+
+    def text(what: str) -> bytes:
+        size = ctypes.c_size_t()
+        nvrtc[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+        room = ctypes.create_string_buffer(size.value)
+        nvrtc[f"nvrtcGet{what}"](program, room)
+        return room.raw
+
     source, name = SOURCE.read_bytes(), SOURCE.name.encode()
     words = [f"--gpu-architecture=sm_{capability[0]}{capability[1]}".encode(), *map(str.encode, FLAGS)]
     done = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, name, 0, None, None)
     done = done or nvrtc.nvrtcCompileProgram(program, len(words), (ctypes.c_char_p * len(words))(*words))
     try:
         if done:
-            said = _text(nvrtc, "ProgramLog", program).decode("utf-8", "replace").strip("\0 \n").splitlines()
+            said = text("ProgramLog").decode("utf-8", "replace").strip("\0 \n").splitlines()
             raise OSError(f"NVRTC ended with {done}" + "".join(f": {line}" for line in said[:1]))
-        return _text(nvrtc, "CUBIN", program)
+        return text("CUBIN")
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 
 
 def _nvrtc() -> ctypes.CDLL:
-    major = (torch.version.cuda or "").split(".")[0]
-    for name in (f"libnvrtc.so.{major}", "libnvrtc.so"):
-        try:
+    own = f"libnvrtc.so.{(torch.version.cuda or '').split('.')[0]}"
+    for name in (own, "libnvrtc.so"):
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise OSError(f"libnvrtc.so.{major} is not there")
-
-
-def _text(nvrtc: ctypes.CDLL, what: str, program: ctypes.c_void_p) -> bytes:
-    size = ctypes.c_size_t()
-    getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
-    room = ctypes.create_string_buffer(size.value)
-    getattr(nvrtc, f"nvrtcGet{what}")(program, room)
-    return room.raw
+    raise OSError(f"{own} is not there")

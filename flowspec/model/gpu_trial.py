@@ -8,7 +8,7 @@ same bits whatever rows run beside it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,21 +16,17 @@ import torch
 from flowspec.core.protocol.model_spec import NORMS
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED, is_packed
 from flowspec.errors import InputError, first_line
-from flowspec.model.accelerator import compute_precisely
+from flowspec.model.accelerator import compute_precisely, is_out_of_memory
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.cases import say
-from flowspec.model.device_errors import is_out_of_memory
-from flowspec.model.gpu import DTYPES, CudaLibrary, Gpu, arithmetics_of, array_of, cuda_library, tensor_of
-from flowspec.model.parts import Linear, Plain
+from flowspec.model.gpu import DTYPES, CudaLibrary, Gpu, arithmetic_of, array_of, cuda_library, tensor_of
+from flowspec.model.layer import Linear, Plain
 from flowspec.model.rounding import ROUNDINGS
 
-SHAPES = ((64, 48), (512, 320), (2080, 34), (4096, 32))
-"""Inputs and outputs of matrices: blocks with and without a rest."""
+SHAPES = ((64, 48), (512, 320), (2080, 34), (4096, 32))  # inputs, outputs; with a rest and without
 ROW_COUNTS = (1, 2, 3, 5, 8, 16, 17, 31, 32, 129)
-TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}
-"""How far a product may be from the exact one, of the largest, with inputs and results in that dtype."""
-PACKED_TOLERANCE = 4e-2
-"""Where rows are rounded, too."""
+TOLERANCE = {"float32": 1e-4, "float16": 4e-3, "bfloat16": 3e-2}  # of the largest exact product
+PACKED_TOLERANCE = 4e-2  # where rows are rounded, too
 WIDTHS = (1, 5, 64, 100, 896)
 
 
@@ -39,25 +35,21 @@ def main() -> None:
     compute_precisely()  # as slices are computed
     say(share=0.0)
     try:
-        arithmetics = arithmetics_of(dtype, device)
-        fault = next(filter(None, _faults(dtype, device, arithmetics)), "")
+        arithmetic = arithmetic_of(dtype, device)
+        fault = _library_fault(device) or product_fault(dtype, arithmetic, device)
     except InputError as error:
         say(fault=str(error))
     except (RuntimeError, MemoryError) as error:  # how torch tells what it cannot do here
         say(fault=f"it fails: {first_line(error)}", may_pass=is_out_of_memory(error))
     else:
-        say(fault=fault, arithmetics=arithmetics)
+        say(fault=fault, arithmetics=[arithmetic])
 
 
-def _faults(dtype: str, device: str, arithmetics: Sequence[str]) -> Iterator[str]:
+def _library_fault(device: str) -> str:
     try:
-        library = cuda_library(device)
+        return library_fault(cuda_library(device), torch.device(device))
     except OSError:  # torch's operations take its place, and have the same bits
-        library = None
-    if library is not None:
-        yield library_fault(library, torch.device(device))
-    for arithmetic in arithmetics:
-        yield product_fault(dtype, arithmetic, device)
+        return ""
 
 
 @torch.inference_mode()
@@ -124,10 +116,10 @@ def product_fault(dtype: str, arithmetic: str, device: str) -> str:
         weights = torch.randn((outputs, inputs), generator=generator) * inputs**-0.5
         rows = torch.randn((max(ROW_COUNTS), inputs), generator=generator).to(own)
         if is_packed(dtype):
-            rounding = "int4" if dtype == FILED else dtype  # which is one of the forms that files have
-            rounded = ROUNDINGS[rounding].round(array_of(weights))
-            weights = tensor_of(ROUNDINGS[rounding].widen(rounded, inputs))
-            matrix = engine.rounded_matrix(rounding, rounded, inputs)
+            how = ROUNDINGS["int4" if dtype == FILED else dtype]  # which is one of the forms that files have
+            panels = how.round(array_of(weights))
+            weights = tensor_of(how.widen(panels, outputs, inputs))
+            matrix = engine.packed_matrix(how.form, panels, outputs)
         else:
             matrix = Plain(weights.to(own).to(device))
         multiply = engine.rows(linear=Linear(inputs=inputs, matrices=(matrix,)))

@@ -17,16 +17,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from flowspec.core.protocol.precision import (
-    ACTIVATIONS,
-    CACHE_AUTO,
-    FILED,
-    Q8_0,
-    Q8_0_NUMBERS,
-    cached_as,
-    is_packed,
-)
-from flowspec.model.arithmetic.packed import FORMS, numbers_of
+from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, cached_as, is_packed
+from flowspec.model.arithmetic.arrays import F32
+from flowspec.model.arithmetic.packed import FORMS, GROUP, numbers_of
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
@@ -34,22 +27,19 @@ from flowspec.model.gguf.file import parts_of, tell_gguf_version
 from flowspec.model.gguf.tensors import STORED_FADING
 from flowspec.model.gpu import DTYPES, array_of, tensor_of
 from flowspec.model.imports import IMPORTING
-from flowspec.model.layer_by_layer import together
+from flowspec.model.joined_tensors import SHARED
+from flowspec.model.layer import LAYER_INPUT
 from flowspec.model.prequantised.scheme import QUANTISED
 from flowspec.model.rounding import ROUNDINGS, Rounding
-from flowspec.model.sampler import F32
 from flowspec.model.tensors import Tensors
 
-ROUTER_BITS = 4
-"""Of each input of a router, to swap experts: then about every eighth token has others in some layer."""
-MISREAD = ("gpt-oss", "gemma4")
-"""Architectures of GGUF files of which transformers does not find all: experts, scales of layers."""
+ROUTER_BITS = 4  # of each input of a router: then about every eighth token has other experts somewhere
+MISREAD = ("gpt-oss", "gemma4")  # in whose GGUF files transformers does not find experts, scales of layers
 EXPERTS = ".experts."
 FINE = ("v_proj", "qkv_proj", "in_proj", "in_proj_qkv", "lm_head")
 """Modules of transformers' whose rows slices round finely where they are packed; with them keys that are
 values, too."""
-INPUTS = "in_proj"
-"""How modules are called that make what layers hold in the place of keys and values."""
+INPUTS = "in_proj"  # how modules are called that make what layers hold in the place of keys and values
 KEYS_AND_VALUES = ("k_proj", "v_proj", "qkv_proj")
 """Modules of transformers' that make them. One that makes queries, too, has these rounded as well."""
 
@@ -63,14 +53,11 @@ class Reference:
         self._tensors = files.tensors()
         self._family = FAMILIES[files.config().model_type]
         self._names = plain_names(self._family, self._tensors)
-        self._packed = self._packed_parameters() if files.is_packed else {}
-        self.round_to(dtype)
-
-    def _packed_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those whose numbers are those of packed tensors: slices hold these as they are."""
         marks = {ours: torch.zeros(1, 1) for name, ours in self._names.items() if self._tensors.form(name)}
-        packed = joined(self.model, self._family, marks)
-        return {name: each for name, each in self._matrices() if name in packed}
+        packed = joined(self.model, self._family, marks) if files.is_packed else {}
+        self._packed = {name: each for name, each in self._matrices() if name in packed}
+        """Those whose numbers are those of packed tensors: slices hold these as they are."""
+        self.round_to(dtype)
 
     def _matrices(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """What a precision rounds: all else is as files have it."""
@@ -109,8 +96,7 @@ class Reference:
                 self._packed[name].copy_(values)
 
     def _round_matrices(self, rounding: Rounding, held: torch.dtype) -> None:
-        """What slices pack: the linear layers of the decoder and `lm_head`, and experts; not the towers of a
-        multimodal model."""
+        """Linear layers of the decoder, experts and `lm_head`, as slices pack them; no towers."""
         values = self.head.weight.clone()  # a tied embedding keeps its own
         self.head.weight = torch.nn.Parameter(values, requires_grad=False)
         for path, module in [*self.model.get_decoder().named_modules(), ("lm_head", self.head)]:
@@ -120,9 +106,9 @@ class Reference:
                 if (is_linear and name == "weight") or is_expert:
                     if is_inputs_first(module):
                         weight = weight.transpose(1, 2)
-                    rounded = rounding.round(array_of(weight.to(held).flatten(0, -2)))
-                    widened = tensor_of(rounding.widen(rounded, weight.shape[-1]))
-                    weight.copy_(widened.view_as(weight))
+                    numbers = array_of(weight.to(held).flatten(0, -2))
+                    widened = rounding.widen(rounding.round(numbers), *numbers.shape)
+                    weight.copy_(tensor_of(widened).view_as(weight))
 
     @contextlib.contextmanager
     def rounding_to(self, dtype: str, cache: str = CACHE_AUTO, device: str = "cpu") -> Iterator[None]:
@@ -159,7 +145,8 @@ class Reference:
         decoder, is_gpu = self.model.get_decoder(), device != "cpu"
         are_levels = is_packed(dtype) and not is_gpu
         parts = [decoder.get_input_embeddings(), *decoder.layers]
-        parts += [part for layer in decoder.layers for part in layer.children() if not _is_norm(part)]
+        parts += [part for layer in decoder.layers for part in layer.children()]
+        parts = [part for part in parts if "Norm" not in type(part).__name__]
         hooks = [part.register_forward_hook(given_back) for part in parts]
         for name, module in [*decoder.named_modules(), ("lm_head", self.head)]:
             owner, _, kind = name.rpartition(".")
@@ -201,15 +188,11 @@ def is_of_router(name: str) -> bool:
     return ".router." in f".{name}."
 
 
-def _is_norm(module: torch.nn.Module) -> bool:
-    return "Norm" in type(module).__name__
-
-
 def _as_levels(numbers: torch.Tensor) -> torch.Tensor:
     """Each 32 of a row's numbers as whole multiples of a 127th of the largest, that step in float16."""
     width = numbers.shape[-1]
-    filled = F.pad(numbers, (0, -width % Q8_0_NUMBERS))
-    groups = filled.view(*numbers.shape[:-1], -1, Q8_0_NUMBERS)
+    filled = F.pad(numbers, (0, -width % GROUP))
+    groups = filled.view(*numbers.shape[:-1], -1, GROUP)
     steps = (groups.abs().amax(dim=-1, keepdim=True) / 127).half().float()
     rounded = torch.where(steps > 0, groups / steps, 0.0).round() * steps
     return rounded.view_as(filled)[..., :width]
@@ -223,8 +206,13 @@ def is_inputs_first(module: torch.nn.Module) -> bool:
 def joined(model: Any, family: Family, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """What transformers has for weights, by plain names, in one tensor for all layers or for all experts of a
     layer, so joined; all others as they are."""
-    found = together(weights)
-    for index, layer in enumerate(model.get_decoder().layers):
+    found, layers = dict(weights), model.get_decoder().layers
+    for tensor, (part, axis) in SHARED.items():
+        names = [f"{PLAIN_ROOT.prefix}layers.{at}.{LAYER_INPUT}.{part}.weight" for at in range(len(layers))]
+        if own := [found.pop(name) for name in names if name in found]:
+            whole = own[0] if axis is None else torch.cat(own, axis)
+            found[f"{PLAIN_ROOT.prefix}{tensor}.weight"] = whole
+    for index, layer in enumerate(layers):
         prefix = f"{PLAIN_ROOT.prefix}layers.{index}."
         for name in family.stacked:
             for way in family.ways_to_stack(name):
@@ -242,8 +230,7 @@ def joined(model: Any, family: Family, weights: dict[str, torch.Tensor]) -> dict
 
 
 def plain_names(family: Family, tensors: Tensors) -> dict[str, str]:
-    """What a model that is the decoder alone calls each tensor of a checkpoint, by its name there, which may
-    be that of a part of a multimodal model."""
+    """What the decoder alone calls each tensor of a checkpoint, which may be multimodal, by its name."""
     root = family.root(tensors)
     start, heads = re.compile(f"^{re.escape(root.prefix)}"), {root.lm_head: PLAIN_ROOT.lm_head}
     return {name: heads.get(name) or start.sub(PLAIN_ROOT.prefix, name) for name in tensors}

@@ -1,4 +1,4 @@
-"""Matrices rounded to levels of 8 or 4 bits.
+"""Matrices rounded to levels of 8 or 4 bits, packed as those of files are.
 
 Each group of 32 inputs has a scale in float16. *int8*: from -127 to 127, as ggml's Q8_0. *int4*: to 16 levels
 around zero, as in ggml's Q4_0; a scale has no more digits than bfloat16 has, which GPUs' kernels take.
@@ -7,74 +7,69 @@ around zero, as in ggml's Q4_0; a scale has no more digits than bfloat16 has, wh
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from flowspec.model.arithmetic.arrays import F32, Numbers, fill_up, narrowed, widened
-from flowspec.model.arithmetic.compiled import as_q8_0
-from flowspec.model.arithmetic.packed import FORMS, GROUP, Q4_0, Levels
+from flowspec.model.arithmetic import compiled, plain
+from flowspec.model.arithmetic.arrays import F32, Numbers, fill_up, narrowed, room, widened
+from flowspec.model.arithmetic.compiled import address
+from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL, Levels, Panels, numbers_of, packed
 
-MIDDLE, SIGN = Q4_0.offset, FORMS["Q8_0"].offset
-ENDS = (-8.0, -7.0, -7.5, -8.5)
-"""On which levels of 4 bits a group's largest weight may fall; that is taken by which its weights lose
-least."""
-FORMAT = 3
-"""Of `Rounded`: counts up when matrices are rounded otherwise or the parts are named or ordered otherwise,
-since they are kept on disk."""
-Rounded = Mapping[str, npt.NDArray[Any]]
-"""A rounded matrix, of no kernel's layout, with a row for each output: `scales` float16 `[rows, groups]`, and
-`levels`, of int8 int8 `[rows, 32 groups]`, of int4 uint8 `[rows, 16 groups]`, the first of two inputs in the
-low bits."""
-_BLOCK = 1 << 16
-"""Numbers that are rounded at once, so that they stay in a processor's cache."""
+MIDDLE = FORMS["Q4_0"].offset
+ENDS = (
+    -8.0,
+    -7.0,
+    -7.5,
+    -8.5,
+)  # levels of a group's largest weight, of which the one counts that loses least
+FORMAT = 4  # of what `Rounding.round` gives, which is kept on disk; counts up when it changes
+_BLOCK = 1 << 16  # numbers that are rounded at once, so that they stay in a processor's cache
 
 
 class Rounding(NamedTuple):
-    """How float32 rows `[rows, in]` are rounded, and spread out as panels of a `form` are made of them."""
+    """How rows `[rows, in]` are rounded to `levels` of a `form`."""
 
-    round_rows: Callable[[F32], Rounded]
-    spread: Callable[[Rounded], Levels]
     form: str
+    levels: Callable[[Numbers], Levels]
 
     @np.errstate(all="ignore")  # what is no number, or infinite, shows by itself
-    def round(self, weight: Numbers) -> Rounded:
+    def round(self, weight: Numbers) -> Panels:
         """Each row of a matrix for itself."""
-        found: dict[str, npt.NDArray[Any]] = {}
-        step = max(1, _BLOCK // max(1, weight.shape[1]))
-        for first in range(0, len(weight), step):
-            for name, rows in self.round_rows(widened(weight[first : first + step])).items():
-                if name not in found:
-                    found[name] = np.empty((len(weight), *rows.shape[1:]), rows.dtype)
-                found[name][first : first + step] = rows
+        form, (outputs, inputs) = FORMS[self.form], weight.shape
+        found = room((-(-outputs // PANEL), -(-inputs // form.unit), form.unit_bytes), np.uint8)
+        step = max(1, _BLOCK // max(1, PANEL * inputs))
+        for first in range(0, len(found), step):
+            rows = weight[PANEL * first : PANEL * (first + step)]
+            found[first : first + step] = packed(form, self.levels(rows))
         return found
 
     @np.errstate(all="ignore")
-    def widen(self, rounded: Rounded, inputs: int) -> F32:
-        """Which numbers `[rows, in]` they are then, for the reference."""
-        levels = widened(self.spread(rounded).levels) - FORMS[self.form].offset
-        weights = levels * widened(rounded["scales"])[..., None]
-        return weights.reshape(len(weights), -1)[:, :inputs]
+    def widen(self, panels: Panels, outputs: int, inputs: int) -> F32:
+        """Which numbers `[out, in]` they are then, for the reference."""
+        found: F32 = numbers_of(FORMS[self.form], panels)[:outputs, :inputs]
+        return found
 
     def packed_bytes(self, inputs: int, outputs: int) -> int:
-        """What `[out, in]` takes once it is packed."""
+        """What `[out, in]` takes."""
         return FORMS[self.form].panel_bytes(inputs, outputs)
 
 
-def _round_int8(numbers: F32) -> Rounded:
-    found = as_q8_0(numbers)
-    levels = (found.levels ^ SIGN).view(np.int8).reshape(len(numbers), -1)
-    return {"levels": levels, "scales": found.scales}
+def as_q8_0(numbers: Numbers) -> Levels:
+    """Group by group, also where there is no library."""
+    x, library = np.ascontiguousarray(widened(numbers)), compiled.library()
+    rows, width = x.shape
+    if library is None:
+        levels, steps = plain.levels(x)
+    else:
+        levels, steps = np.empty(x.shape, np.int8), np.empty((rows, -(-width // GROUP)), np.float32)
+        library.levels(address(x), rows, width, address(levels), address(steps))
+    filled = fill_up(levels, GROUP).view(np.uint8) ^ FORMS["Q8_0"].offset
+    return Levels(levels=filled.reshape(rows, -1, GROUP), scales=narrowed(steps, "float16"))
 
 
-def _spread_int8(rounded: Rounded) -> Levels:
-    levels = rounded["levels"].view(np.uint8) ^ SIGN
-    return Levels(levels=levels.reshape(len(levels), -1, GROUP), scales=rounded["scales"])
-
-
-def _round_int4(numbers: F32) -> Rounded:
-    groups = fill_up(numbers, GROUP).reshape(-1, GROUP)
+def _as_q4_0(numbers: Numbers) -> Levels:
+    groups = fill_up(widened(numbers), GROUP).reshape(-1, GROUP)
     largest = np.take_along_axis(groups, np.abs(groups).argmax(1)[:, None], 1)[:, 0]
     columns = np.ascontiguousarray(groups.T)  # so that what is done to a group, is done to many at once
     best = np.full(len(groups), np.inf, np.float32)  # squares of what weights lose
@@ -84,9 +79,9 @@ def _round_int4(numbers: F32) -> Rounded:
         lost = _lost(columns, widened(scale))
         is_better = lost < best
         best, scales = np.where(is_better, lost, best), np.where(is_better, scale, scales)
-    found = (_levels(columns, widened(scales)) + MIDDLE).astype(np.uint8)
-    pairs = (found[::2] | found[1::2] << 4).T
-    return {"levels": pairs.reshape(len(numbers), -1), "scales": scales.reshape(len(numbers), -1)}
+    found = (_levels(columns, widened(scales)) + MIDDLE).astype(np.uint8).T
+    levels = np.ascontiguousarray(found).reshape(len(numbers), -1, GROUP)
+    return Levels(levels=levels, scales=scales.reshape(len(numbers), -1))
 
 
 def _levels(columns: F32, scale: F32) -> F32:
@@ -111,14 +106,5 @@ def _lost(columns: F32, scale: F32) -> F32:
     return first
 
 
-def _spread_int4(rounded: Rounded) -> Levels:
-    pairs = rounded["levels"]
-    levels = np.stack([pairs & 15, pairs >> 4], 2).reshape(len(pairs), -1, GROUP)
-    return Levels(levels=levels, scales=rounded["scales"])
-
-
-ROUNDINGS: Mapping[str, Rounding] = {
-    "int8": Rounding(_round_int8, _spread_int8, "Q8_0"),
-    "int4": Rounding(_round_int4, _spread_int4, "Q4_0"),
-}
+ROUNDINGS: Mapping[str, Rounding] = {"int8": Rounding("Q8_0", as_q8_0), "int4": Rounding("Q4_0", _as_q4_0)}
 """By the name of the precision."""

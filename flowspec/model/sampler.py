@@ -11,14 +11,9 @@ infinity from then on, no mass in any filter, and no chance:
 
 Drafters shape theirs alike, so that one that agrees with the target still does. Filters in order:
 temperature, top-k, top-p, min-p, each over (probability descending, id ascending). Temperature 0 is argmax,
-lowest id first. Exact without a full sort of the vocabulary:
-
-- The unfiltered winner. Score the largest logits exactly; any other id needs noise above a bound to win, and
-  that bound is a bound on its random bits, which are compared as integers. Few ids pass, and only those get
-  their logarithms.
-- Top-p. The winner stands if the mass before it is below top-p, one masked sum. The winner is itself drawn
-  from p, so it stands with probability of about top-p; if not, the next best is tried.
-- Top-k and min-p leave small sets, which are sorted, filtered and scored as they are.
+lowest id first. The vocabulary is not sorted as a whole: the unfiltered winner comes first, which is drawn
+from p and so stands before top-p with a chance of about top-p, else the next best is tried; top-k and min-p
+leave small sets.
 """
 
 from __future__ import annotations
@@ -32,24 +27,17 @@ import numpy.typing as npt
 from flowspec.core.protocol.messages import Logprobs, Sampling
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
+from flowspec.model.arithmetic.arrays import F32, I64
 from flowspec.model.grammar import GrammarMasks, GrammarVocabulary, Mask
 from flowspec.noise import NoiseCache, bits_above, draw_bits, gumbel
 
-F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-
-HEAD_COUNT = 64
-"""Largest logits that are scored outright."""
-TRIES_MAX = 12
-"""Winners tried against top-p before the exact sort takes over."""
-SORTED_COUNTS = (512, 8192)
-"""Sizes of the sorted head that are tried before the whole vocabulary is sorted."""
-LOW_TOP_P = 0.5
-"""Below this, winners fail too often for trying; a sorted head is taken at once."""
+HEAD_COUNT = 64  # largest logits that are scored outright
+TRIES_MAX = 12  # winners tried against top-p before the exact sort takes over
+SORTED_COUNTS = (512, 8192)  # sizes of the sorted head that are tried before the whole vocabulary is sorted
+LOW_TOP_P = 0.5  # below this, winners fail too often for trying; a sorted head is taken at once
 MOST = np.finfo(np.float32).max
-BESIDE_TOKENS_MIN = 1 << 14
-"""Of a smaller vocabulary a mask takes less than the thread that would compute it: .02 to .1 ms."""
+BESIDE_TOKENS_MIN = 1 << 14  # a mask of a smaller vocabulary takes less than a thread: .02 to .1 ms
 
 
 def are_masks_beside(grammars: GrammarVocabulary | None) -> bool:
@@ -113,9 +101,8 @@ class Shaping:
             seen = seen[logits[seen] > -np.inf]
             own, penalty = logits[seen], np.float32(sampling.repetition_penalty)
             with np.errstate(over="ignore"):
-                logits[seen] = np.where(
-                    own > 0, np.minimum(own / penalty, MOST), np.maximum(own * penalty, -MOST)
-                )
+                less, more = np.minimum(own / penalty, MOST), np.maximum(own * penalty, -MOST)
+            logits[seen] = np.where(own > 0, less, more)
         if sampling.frequency_penalty or sampling.presence_penalty:
             seen, counts = self._count(text.answer, len(logits))
             if sampling.frequency_penalty:
@@ -197,9 +184,8 @@ class Sampler:
         temperature, top_p, min_p = self.sampling.temperature, self.sampling.top_p, self.sampling.min_p
         if self._is_top_k(logits):
             ids = _top_k(logits, self.sampling.top_k)
-            total = float(
-                np.exp((logits[ids].astype(np.float64) - float(logits[ids[0]])) / temperature).sum()
-            )
+            wide = logits[ids].astype(np.float64)
+            total = float(np.exp((wide - wide[0]) / temperature).sum())
         else:
             ids, total = self._sorted_head(logits)
         kept = logits[ids].astype(np.float64) / temperature
@@ -221,7 +207,7 @@ class Sampler:
         if min_p > 0:
             # A shade below the floor, which `_filtered` applies to the letter.
             floor = highest + np.log(min_p) * temperature - 1e-3 * max(1.0, abs(highest))
-            ids = np.flatnonzero(logits >= np.float32(max(floor, np.finfo(np.float32).min)))
+            ids = np.flatnonzero(logits >= np.float32(max(floor, -MOST)))
             return ids[np.argsort(-logits[ids], kind="stable")], total
         for count in SORTED_COUNTS if top_p < 1 else ():
             if count >= len(logits):
@@ -232,7 +218,8 @@ class Sampler:
         return np.argsort(-logits, kind="stable"), total
 
     def _winner(self, logits: F32, position: int) -> int:
-        """The argmax of `logit / T + G`, of ids that may be drawn."""
+        """The argmax of `logit / T + G`, of ids that may be drawn. The largest logits are scored; of others
+        only those whose random bits, as integers, are above the bound on what may win."""
         bits, temperature = self._noise.bits(position), self.sampling.temperature
         count = min(HEAD_COUNT, len(logits))
         bound = np.float32(np.partition(logits, len(logits) - count)[len(logits) - count])
@@ -262,9 +249,7 @@ def _check_any(has_any: bool) -> None:
 
 def _weights(logits: F32, temperature: float) -> F32:
     """Probabilities relative to the largest one."""
-    with np.errstate(
-        over="ignore"
-    ):  # the least float32 marks ids never to be drawn; over T it is minus infinity, as meant
+    with np.errstate(over="ignore"):  # what is never to be drawn is the least float32; over T minus infinity
         weights: F32 = np.exp((logits - logits.max()) * np.float32(1 / temperature))
     return weights
 
@@ -285,7 +270,5 @@ def logprobs(logits: F32, token: int, count: int) -> Logprobs:
     highest = float(logits.max())
     total = highest + float(np.log(_weights(logits, 1.0).sum(dtype=np.float64)))
     ids = _top_k(logits, min(count, len(logits))) if count else np.empty(0, dtype=np.int64)
-    chosen, *values = np.maximum(
-        logits[[token, *ids]].astype(np.float64) - total, np.finfo(np.float32).min
-    ).tolist()
+    chosen, *values = np.maximum(logits[[token, *ids]].astype(np.float64) - total, -MOST).tolist()
     return Logprobs(chosen=chosen, ids=tuple(ids.tolist()), values=tuple(values))

@@ -16,19 +16,17 @@ import numpy as np
 from flowspec.core.protocol.messages import Logprobs
 from flowspec.core.protocol.model_spec import STATE_BYTES, STATES_HELD, DeltaRule, Heads, ModelSpec, holders
 from flowspec.core.protocol.precision import CACHE_AUTO, PRECISION_BYTES, cached_as, cached_bytes
-from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers, WindowPart
+from flowspec.core.stage.events import ClearSlots, Copied, JobPart, RunLayers
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import ClusterError
 from flowspec.model.ahead import Ahead
-from flowspec.model.arithmetic.arrays import I64, Array
+from flowspec.model.arithmetic.arrays import F32, I64, Array
 from flowspec.model.attention import BASE, SNAPSHOT, Angles, TreeBatch, TreeCache, TreeRows
-from flowspec.model.engine import Engine
-from flowspec.model.engines import engine_of
+from flowspec.model.engines import Engine, engine_of
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary, Mask
-from flowspec.model.parts import Matrix
-from flowspec.model.program import Place
-from flowspec.model.sampler import F32, Sampler, are_masks_beside, logprobs
+from flowspec.model.layer import Matrix, Place
+from flowspec.model.sampler import Sampler, are_masks_beside, logprobs
 from flowspec.model.weights import EMBEDDING, LM_HEAD, NORM, SliceParts, Span, Store, held_bytes, load_parts
 
 _CURES = {
@@ -38,14 +36,11 @@ _CURES = {
     "float32": "its weights are damaged; fetch them again",
 }
 
-Masked = tuple[TextBefore, Mask | None]
-"""The text before a token, and which tokens a grammar allows there."""
+Masked = tuple[TextBefore, Mask | None]  # the text before a token, and which tokens a grammar allows there
 Caches = tuple[TreeCache, ...]
 """Of a request: of all layers, or where layers with a window have fewer slots, of all others and of these."""
-SNAPSHOTS = {"take": (BASE, SNAPSHOT), "restore": (SNAPSHOT, BASE)}
-"""The states that are copied, as `ClearSlots` says."""
-EMBEDDED = -1
-"""What comes with hidden states beside keys and values of layers, which have numbers."""
+SNAPSHOTS = {"take": (BASE, SNAPSHOT), "restore": (SNAPSHOT, BASE)}  # by what `ClearSlots` says
+EMBEDDED = -1  # what comes with hidden states beside keys and values of layers, which have numbers
 
 
 class Slice:
@@ -70,17 +65,14 @@ class Slice:
         held = holders(spec.sources, first, span.end)
         self._held = {layer - first: spec.inputs[layer] or spec.heads[layer] for layer in held}
         self._windowed = {place: each for place, each in self._held.items() if spec.windows[first + place]}
-        self.slot_bytes = sum(map(self._bytes_of, self._held.values()))
-        """What is held of one node in all layers."""
-        self.windowed_slot_bytes = sum(map(self._bytes_of, self._windowed.values()))
-        """What is held of one node in layers with a window."""
+        self.slot_bytes = sum(map(self._bytes_of, self._held.values()))  # of a node in all layers
+        self.windowed_slot_bytes = sum(map(self._bytes_of, self._windowed.values()))  # with a window
         mixers = [layer.dense.mixer for layer in own if layer.dense is not None]
         rules = [mixer for mixer in mixers if isinstance(mixer, DeltaRule)]
         self._state = (rules[0].heads, rules[0].key_width, rules[0].value_width) if rules else ()
         self.state_bytes = STATES_HELD * STATE_BYTES * sum(layer.state for layer in own)
         self._coming, self._going = carried_places(spec, first), carried_places(spec, span.end)
-        self.carried_width = spec.carried_width(first)
-        """How many numbers come with a row to a slice that is not the first."""
+        self.carried_width = spec.carried_width(first)  # numbers that come with a row
         self.layers = []
         sources = {source for layer, source in enumerate(spec.sources) if source != layer}
         for number, layer in enumerate(own, first):
@@ -277,8 +269,8 @@ class Slice:
         return [self.engine.angles(positions, rotary) for rotary in self.spec.rotaries]
 
     def logits(self, hidden: Array) -> F32:
-        """`[rows, vocabulary]` in float32 from hidden states `[rows, hidden]` before the final norm. Raises
-        `ClusterError` when the model overflows in its dtype."""
+        """`[rows, vocabulary]` of `[rows, hidden]` before the final norm. Raises `ClusterError` on an
+        overflow."""
         logits = finished(self.engine, self.spec, self._lm_head(hidden))
         highest = logits.max(axis=1)
         if not np.isfinite(highest).all():
@@ -294,9 +286,12 @@ class Slice:
             self._reserve(caches, len(part.key_positions), window_slots)
             seen = part.slots, part.positions, part.key_positions, part.visible
             rows = TreeRows(whole, first, *seen, committed=part.committed)
-            for windowed in others:
+            for windowed in others:  # what that evicted nobody sees
                 assert part.window is not None, "layers with a window have slots of their own"
-                rows.windowed = _through_window(rows, part.window, windowed)
+                is_held, of = part.window.held >= 0, part.window.held.clip(0)  # [window high]
+                own = np.where(is_held, part.key_positions[of], -1), part.visible[:, of] & is_held
+                of_rows = part.window.slots, part.positions
+                rows.windowed = TreeRows(windowed, first, *of_rows, *own, committed=part.committed)
             requests.append(rows)
             first += len(part.slots)
         return TreeBatch(requests, np.concatenate([part.tokens for part in parts]))
@@ -315,8 +310,7 @@ class Slice:
             cache.reserve(count)
 
     def _masks_of(self, job: RunLayers) -> Ahead[int, Masked]:
-        """What grammars allow behind the job's rows that are asked for and bound by one; by row of the
-        job."""
+        """What grammars allow behind rows that are asked for and bound by one, by row of the job."""
         wanted: dict[int, Callable[[], Masked]] = {}
         for number, (part, row) in enumerate(_rows_of(job)):
             if part.sampling.grammar is not None and part.sampled[row]:
@@ -326,8 +320,7 @@ class Slice:
     def _sample(
         self, job: RunLayers, rows: tuple[int, ...], hidden: Array, masks: Ahead[int, Masked]
     ) -> tuple[tuple[int, ...], tuple[Logprobs | None, ...]]:
-        """Next tokens of the surviving rows `[rows, hidden]`, and their log-probabilities; `lm_head` runs
-        only for those asked for."""
+        """Next tokens of the surviving rows, and log-probabilities; `lm_head` runs for those asked for."""
         asked, places, tokens = job.sampled, _rows_of(job), [-1] * len(rows)
         wanted = [index for index, row in enumerate(rows) if asked[row]]
         are_told = any(part.top_logprobs >= 0 for part in job.parts)
@@ -387,10 +380,3 @@ def finished(engine: Engine, spec: ModelSpec, found: Array) -> F32:
         found = engine.function(found / spec.logit_cap, "tanh") * spec.logit_cap
     here: F32 = engine.numpy(found)
     return here
-
-
-def _through_window(rows: TreeRows, window: WindowPart, cache: TreeCache) -> TreeRows:
-    """The rows of a request in the cache of layers with a window; what that gave back nobody sees."""
-    is_held, of = window.held >= 0, window.held.clip(0)  # [window high]
-    seen = np.where(is_held, rows.key_positions[of], -1), rows.visible[:, of] & is_held
-    return TreeRows(cache, rows.first, window.slots, rows.positions, *seen, committed=rows.committed)

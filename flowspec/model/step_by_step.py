@@ -7,6 +7,7 @@ sampler, that is the arithmetic, and nothing else. The prompt is read one token 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,11 +20,12 @@ from flowspec.core.stage.events import JobPart, RunLayers
 from flowspec.core.text_before import TextBefore
 from flowspec.errors import InputError
 from flowspec.model.accelerator import absence, find
+from flowspec.model.arithmetic.arrays import F32
+from flowspec.model.engines import NoRightKernelError, run_trial
 from flowspec.model.files import ModelFiles
 from flowspec.model.grammar import GrammarVocabulary
-from flowspec.model.sampler import F32, Sampler
+from flowspec.model.sampler import Sampler
 from flowspec.model.slice import Slice
-from flowspec.model.trials import NoRightKernelError, run_trial
 from flowspec.model.weights import Span
 
 REQUEST = 1
@@ -31,10 +33,8 @@ Tokens = tuple[int, ...]
 
 
 def device_with(dtype: str, arithmetic: str) -> str:
-    """Where this machine computes a precision in this `arithmetic`: on its CPU, else on its first GPU.
-
-    Raises `InputError` where neither does.
-    """
+    """Where this machine computes a precision in this `arithmetic`: on its CPU, else on its first GPU. Raises
+    `InputError` where neither does."""
     here: list[str] = []
     for name in ("cpu", *([] if absence() else ["cuda"])):
         device = find(name).device
@@ -50,15 +50,13 @@ def device_with(dtype: str, arithmetic: str) -> str:
 
 
 class StepByStep:
-    """Plain decoding by one slice of all layers; remembers the answers it has made. `tell` hears how many
-    tokens each pass has read."""
+    """Plain decoding by one slice of all layers. `tell` hears how many tokens each pass has read."""
 
     def __init__(self, part: Slice) -> None:
         self.part = part
         self.tell: Callable[[int], object] = lambda count: None
-        self.grammars: GrammarVocabulary | None = None
-        """Of the model, for samplings with a grammar; of its own list of tokens."""
-        self._answers: dict[tuple[Tokens, Sampling, int, frozenset[int]], tuple[Tokens, int]] = {}
+        self.grammars: GrammarVocabulary | None = None  # for samplings with a grammar
+        self._answer = functools.cache(self._decode)
 
     @staticmethod
     def load(
@@ -76,13 +74,12 @@ class StepByStep:
     def generate(
         self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
     ) -> Tokens:
-        """The new tokens, the stop token included if there is one.
+        """The new tokens, with the stop token if there is one. Raises `ClusterError` on an overflow."""
+        return self._answer(prompt, sampling, new_tokens_max, stop_ids)[0]
 
-        Raises `ClusterError` when the model overflows in its dtype.
-        """
-        key = (prompt, sampling, new_tokens_max, stop_ids)
-        if key in self._answers:
-            return self._answers[key][0]
+    def _decode(
+        self, prompt: Tokens, sampling: Sampling, new_tokens_max: int, stop_ids: frozenset[int]
+    ) -> tuple[Tokens, int]:
         sampler = Sampler(sampling, self.vocabulary_size, self.grammars)
         answer, unlikely, end = list[int](), 0, len(prompt) + new_tokens_max
         self.part.open_cache(REQUEST, end)
@@ -90,7 +87,8 @@ class StepByStep:
             for position, token in enumerate(prompt):
                 rows = self._pass([token], position)
             for position in range(len(prompt), end):
-                token = sampler.draw(rows[0], position, _text(prompt, answer))
+                text = TextBefore(np.array([*prompt, *answer], dtype=np.int64), len(prompt))
+                token = sampler.draw(rows[0], position, text)
                 answer.append(token)
                 unlikely += bool(rows[0][token] != rows[0].max())
                 if token in stop_ids or position == end - 1:
@@ -98,14 +96,11 @@ class StepByStep:
                 rows = self._pass([token], position)
         finally:
             self.part.close_cache(REQUEST)
-        self._answers[key] = tuple(answer), unlikely
-        return self._answers[key][0]
+        return tuple(answer), unlikely
 
     def unlikely(self, *asked: Any) -> int:
-        """How many of the tokens that `generate` gives are not the likeliest there: those that were drawn
-        otherwise than at temperature 0."""
-        self.generate(*asked)
-        return self._answers[asked][1]
+        """How many of the tokens of `generate` were drawn otherwise than at temperature 0."""
+        return self._answer(*asked)[1]
 
     def logits(self, tokens: Sequence[int], portions: Sequence[int] = (1,)) -> Iterator[F32]:
         """Logits `[rows, vocabulary]` after each token of a text, of so many rows a pass, over and over."""
@@ -141,8 +136,3 @@ def chain_of(tokens: Sequence[int], first: int = 0) -> RunLayers:
         sampling=Sampling(),
     )
     return RunLayers(job=first, parts=(own,), payload=None, rows=tuple(range(len(tokens))))
-
-
-def _text(prompt: Sequence[int], answer: Sequence[int]) -> TextBefore:
-    """What stands before the next token of an answer."""
-    return TextBefore(np.array([*prompt, *answer], dtype=np.int64), len(prompt))

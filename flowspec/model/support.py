@@ -20,8 +20,7 @@ from flowspec.core.protocol.model_spec import CONVOLUTION, LINEAR
 from flowspec.errors import InputError
 from flowspec.model.families import Family, check_family
 from flowspec.model.prequantised.scheme import QUANTISED, scheme_of
-from flowspec.model.rotary import rope_parameters
-from flowspec.model.spec import FULL, SLIDING, experts_of, varying_of
+from flowspec.model.spec import FULL, SLIDING, experts_of, rope_parameters, varying_of
 
 _SIZES: dict[int, tuple[str, ...]] = {
     1 << 6: ("conv_L_cache", "linear_conv_kernel_dim"),

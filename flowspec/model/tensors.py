@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import I64, Numbers, fill, room
-from flowspec.model.arithmetic.compiled import as_q8_0
-from flowspec.model.arithmetic.packed import FORMS, PANEL, Levels, packed
+from flowspec.model.arithmetic.packed import FORMS, PANEL, Levels, Panels, packed
+from flowspec.model.rounding import as_q8_0
 
 ROUNDED_ANEW = "Q8_0"
 """The form of a matrix that has none of its own, among others that are packed: numbers in 16 bits or more,
 floats of 8 bits, groups in no order."""
 BLOCK_NUMBERS = 1 << 20
 """So many are unpacked at once."""
-Panels = npt.NDArray[np.uint8]
-"""`[panels, units, unit_bytes]`, as `arithmetic.packed` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

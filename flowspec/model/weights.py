@@ -18,24 +18,24 @@ import numpy as np
 from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED, is_packed
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.arrays import DTYPES, room
-from flowspec.model.engine import Engine
+from flowspec.model.arithmetic.arrays import DTYPES, in_room, room
+from flowspec.model.arithmetic.packed import PANEL, Panels
+from flowspec.model.engines import Engine
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf.tensors import STORED_FADING
-from flowspec.model.layer_by_layer import TABLE
-from flowspec.model.parts import (
+from flowspec.model.joined_tensors import TABLE
+from flowspec.model.layer import (
     MATRICES,
-    LayerShape,
+    Layer,
     Linear,
     Matrix,
     NormPart,
-    Packed,
     Parameter,
     Plain,
     Role,
 )
-from flowspec.model.rounding import ROUNDINGS, Rounded
-from flowspec.model.tensors import Panels, Tensors
+from flowspec.model.rounding import ROUNDINGS
+from flowspec.model.tensors import Tensors
 
 Owner = int | str
 """A layer, by its number in the model, or one of these."""
@@ -86,7 +86,7 @@ class Weight:
         return tuple(self.parts)
 
 
-Store = Callable[[Weight, Callable[[], Rounded]], Rounded]
+Store = Callable[[Weight, Callable[[], Panels]], Panels]
 """Gives the rounded matrix that is kept of a parameter of the same content; else what the function makes,
 which is kept if there is room."""
 
@@ -120,11 +120,11 @@ def family_named(spec: ModelSpec) -> Family:
     return family
 
 
-def layer_shape(spec: ModelSpec, layer: int, tensors: Tensors) -> LayerShape:
+def layer_shape(spec: ModelSpec, layer: int, tensors: Tensors) -> Layer:
     """The parts of a layer of a model whose checkpoint has these tensors."""
     family, own = family_named(spec), spec.layers[layer]
     prefix = f"{family.root(tensors).prefix}layers.{layer}."
-    return LayerShape(
+    return Layer(
         spec=own,
         family=family,
         hidden=spec.hidden,
@@ -325,20 +325,18 @@ class _Reader:
         return tuple(tuple(matrices[first : first + each]) for first in range(0, len(matrices), each))
 
     def _filed(self, name: str, panels: Panels, outputs: int) -> Matrix:
-        return Packed(self.tensors.form(name), self.engine.array(panels), outputs)
+        return self.engine.packed_matrix(self.tensors.form(name), panels, outputs)
 
     def _rounded(self, weight: Weight) -> list[Matrix]:
-        *_, outputs, inputs = weight.shape
+        how, outputs, each = ROUNDINGS[self.dtype], weight.shape[-2], -(-weight.shape[-2] // PANEL)
 
-        def make() -> Rounded:
-            return ROUNDINGS[self.dtype].round(self._numbers(weight).reshape(-1, inputs))
+        def make() -> Panels:
+            made = [*map(how.round, self._numbers(weight).reshape(-1, *weight.shape[-2:]))]
+            return np.concatenate(made) if len(made) > 1 else made[0]
 
-        rounded = make() if self.store is None else self.store(weight, make)
-        matrices = []
-        for first in range(0, math.prod(weight.shape[:-1]), outputs):
-            own = {name: part[first : first + outputs] for name, part in rounded.items()}
-            matrices.append(self.engine.rounded_matrix(self.dtype, own, inputs=inputs))
-        return matrices
+        panels = make() if self.store is None else self.store(weight, make)
+        parts = [in_room(panels[first : first + each]) for first in range(0, len(panels), each)]
+        return [self.engine.packed_matrix(how.form, part, outputs) for part in parts]
 
     def _numbers(self, weight: Weight) -> Any:
         values = self._room(weight)

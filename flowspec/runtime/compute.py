@@ -37,12 +37,12 @@ from flowspec.core.stage.slots import slots_in
 from flowspec.draft.base import Drafter
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
-from flowspec.model.accelerator import find, use_threads
+from flowspec.model.accelerator import find, is_gpu_lost, is_out_of_memory
 from flowspec.model.arithmetic.arrays import DTYPES, Array
-from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
+from flowspec.model.arithmetic.compiled import use_threads
+from flowspec.model.engines import run_trial, shown_to
 from flowspec.model.grammar import GrammarVocabulary, library_version
 from flowspec.model.slice import Slice
-from flowspec.model.trials import run_trial, shown_to
 from flowspec.runtime.emulation import DeviceEmulation, Pacer
 from flowspec.runtime.heap import free_cycles, give_back, keep_for_good
 from flowspec.runtime.loading import BackgroundLoader, LoadedSlice, SliceLoad, cache_memory, check_memory

@@ -38,7 +38,7 @@ from flowspec.core.protocol.messages import Expand, Release
 from flowspec.draft.base import CopiesFeatures, Drafter
 from flowspec.draft.registry import FALLBACK
 from flowspec.errors import BrokenError, ClusterError, FlowSpecError
-from flowspec.model.device_errors import is_out_of_memory
+from flowspec.model.accelerator import is_out_of_memory
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve
 from flowspec.runtime import timeouts

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from flowspec.child_process import ending
 from flowspec.errors import FlowSpecError
-from flowspec.model.device_errors import tells_of_memory
+from flowspec.model.accelerator import tells_of_memory
 from flowspec.repeats import LOG_FORM, LOG_TIME, RepeatHandler
 from flowspec.runtime.emulation import devices_from_json
 from flowspec.runtime.local import NO_MEMORY

@@ -93,6 +93,6 @@ def _placed(
 
 def use_one_thread() -> None:
     """Local stages and the drafters that run here share this machine's cores: one thread each."""
-    from flowspec.model.accelerator import use_threads
+    from flowspec.model.arithmetic.compiled import use_threads
 
     use_threads(1)

@@ -13,8 +13,13 @@ from flowspec.draft.registry import WITHOUT_TENSORS, plan_drafter
 from flowspec.errors import InputError
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles
-from flowspec.model.layer_by_layer import TABLE
-from flowspec.plan.memory import PROCESS_BYTES, FiledBytes, ModelWeights, weights_of
+from flowspec.model.joined_tensors import TABLE
+from flowspec.plan.memory import (
+    PROCESS_BYTES,
+    FiledBytes,
+    ModelWeights,
+    weights_of,
+)
 from flowspec.plan.shape import ModelShape
 from flowspec.plan.sites import PlannedDrafter, PlanRequest
 from flowspec.runtime.cluster_file import HEAD

@@ -28,10 +28,10 @@ from flowspec.draft.layouts import has_mtp
 from flowspec.draft.lookup import LookUpDrafter
 from flowspec.draft.registry import FALLBACK, NONE, WITHOUT_TENSORS
 from flowspec.errors import InputError, first_line
+from flowspec.model.engines import prepare, shown_to
 from flowspec.model.families import check_family
 from flowspec.model.files import ModelFiles, canonical_name
 from flowspec.model.spec import spec_of
-from flowspec.model.trials import prepare, shown_to
 from flowspec.plan.advice import ModelDoesNotFitError
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.shape import shape_of

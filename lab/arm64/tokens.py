@@ -28,10 +28,10 @@ from flowspec.bench.cases import read_prompts
 from flowspec.bench.records import EXACT, WRONG
 from flowspec.bench.verify import STOPPED, parting
 from flowspec.errors import InputError
+from flowspec.model.engines import run_trial
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.text import Tokenizer, recommended
-from flowspec.model.trials import run_trial
 
 if TYPE_CHECKING:
     from flowspec.model.reference import Reference

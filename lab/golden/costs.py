@@ -22,7 +22,7 @@ from flowspec.core.head.head import HeadCore
 from flowspec.core.methods.continuous import Continuous
 from flowspec.core.protocol.messages import Sampling
 from flowspec.core.protocol.precision import CACHE_AUTO
-from flowspec.model.accelerator import use_threads
+from flowspec.model.arithmetic.compiled import use_threads
 from flowspec.model.files import ModelFiles
 from flowspec.plan.placement import ClusterPlan
 from flowspec.plan.timing import Curve, LinkSpec

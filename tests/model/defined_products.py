@@ -22,7 +22,7 @@ from flowspec.model.arithmetic.plain import (
     packed_rows,
     store,
 )
-from flowspec.model.parts import Packed, Table
+from flowspec.model.layer import Packed, Table
 
 _NORMAL_LEAST = 2.0**-126
 """Of float32; half a last place below it rounds to it."""

@@ -17,7 +17,7 @@ from flowspec.model.arithmetic import cases, plain
 from flowspec.model.arithmetic.arrays import Array, namespace
 from flowspec.model.arithmetic.cases import Case
 from flowspec.model.arithmetic.packed import FORMS
-from flowspec.model.parts import Linear, Matrix, Packed, Parts
+from flowspec.model.layer import Linear, Matrix, Packed, Parts
 from tests.model.defined_layer import Layer
 from tests.model.defined_products import DefinedRows, lanes_product, packed_product, pairs_product
 
@@ -55,11 +55,11 @@ def _times(rows: Array, matrix: Matrix, product: Product, is_fine: bool) -> Arra
 def layer_of(spec: LayerSpec, parts: Parts, how: Norm, product: Product, is_source: bool = False) -> Layer:
     """`product` is that of plain matrices."""
 
-    def multiply(rows: Array, of: Linear, bias: Array | None = None) -> Array:
-        given, bias = rows if of.order is None else rows[:, of.order], of.bias if bias is None else bias
+    def multiply(rows: Array, of: Linear) -> Array:
+        given = rows if of.order is None else rows[:, of.order]
         made = [_times(given, matrix, product, of.is_fine) for matrix in of.matrices]
         found = namespace(rows).concatenate(made, 1)
-        return found if bias is None else found + bias
+        return found if of.bias is None else found + of.bias
 
     return Layer(spec=spec, parts=parts, how=how, multiply=multiply, is_source=is_source)
 

@@ -14,18 +14,15 @@ import numpy.typing as npt
 import pytest
 
 from flowspec.core.protocol.model_spec import DeltaRule, Mixture
-from flowspec.model.arithmetic import build, compiled
+from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES
-from flowspec.model.arithmetic.build import Level
-from flowspec.model.arithmetic.compiled import Cache, Call, Library, Part, address, kind_of, threads
+from flowspec.model.arithmetic.compiled import Cache, Call, Level, Library, Part, address, kind_of, threads
 from flowspec.model.arithmetic.plain import Held
 from flowspec.model.attention import Sight
-from flowspec.model.engines import Cpu
-from flowspec.model.operations import FLOAT_BYTES, Operations, Room, Rows, operations_of
-from flowspec.model.parts import Linear, Matrix, RouterPart
-from flowspec.model.program import Arithmetic, Maker, rows_program
+from flowspec.model.cpu import FLOAT_BYTES, Cpu, Operations, Room, operations_of
+from flowspec.model.engines import _processor_block
+from flowspec.model.layer import Linear, Matrix, Program, RouterPart
 from flowspec.model.rounding import ROUNDINGS
-from flowspec.model.trials import _processor_block
 
 Array = npt.NDArray[Any]
 F32 = npt.NDArray[np.float32]
@@ -33,18 +30,18 @@ WORTH_THREADS = 1 << 30
 """Products with which a program is run by as many threads as there are."""
 NEEDS = {"-march=x86-64-v4": {"avx512vl", "avx512bw"}, "-march=x86-64-v3": {"avx2", "fma"}}
 """What a processor has that runs these."""
-BUILDS: list[Level] = [*build.LEVELS.get(platform.machine(), ((),))]
+BUILDS: list[Level] = [*compiled.LEVELS.get(platform.machine(), ((),))]
 BUILDS += [(level,) for level in NEEDS if platform.machine() == "x86_64" and (level,) not in BUILDS]
 """On x86 with a product of pairs, where the processor has it, without that, without AVX-512, and without
 fused steps."""
-_library = functools.cache(lambda level: Library(build.build(level)))
+_library = functools.cache(lambda level: Library(compiled.build(level)))
 
 
 @contextlib.contextmanager
 def built(level: Level) -> Iterator[None]:
     """What is computed meanwhile is by this build."""
     has_all = NEEDS.get("".join(level), set()) <= {*_processor_block().split()}
-    if not has_all or build._compiler(level) is None:
+    if not has_all or compiled._compiler(level) is None:
         pytest.skip("this processor has less, or no compiler knows it")
     before = compiled.library()
     compiled.use(_library(level))
@@ -73,15 +70,15 @@ def engine(dtype: str = "float32") -> Cpu:
 def multiplied(x: Array, matrix: Matrix, bias: F32 | None = None, are_logits: bool = False) -> Array:
     """Rows by a matrix, in their dtype. Of logits, `are_logits`, rows
     are float32, and those that they are made of finely rounded where a matrix is packed."""
-    how = Arithmetic(_name(x.dtype), "weights")
     linear = Linear(inputs=x.shape[1], matrices=(matrix,), bias=bias)
-    found: Array = Rows(room(), rows_program(how, None, linear, are_logits))(x)
+    found: Array = engine(_name(x.dtype)).rows(linear=linear, are_logits=are_logits)(x)
     return found
 
 
 def rounded_matrix(dtype: str, weights: Array) -> Matrix:
     """As slices of that precision have it."""
-    return engine().rounded_matrix(dtype, ROUNDINGS[dtype].round(weights), weights.shape[1])
+    how = ROUNDINGS[dtype]
+    return engine().packed_matrix(how.form, how.round(weights), len(weights))
 
 
 def _name(dtype: Any) -> str:
@@ -89,11 +86,11 @@ def _name(dtype: Any) -> str:
     return next(name for name, each in DTYPES.items() if each == np.dtype(dtype))
 
 
-class _Few(Maker):
+class _Few(Program):
     """A program of a few operations, whose rows come in a dtype."""
 
     def __init__(self, dtype: Any = np.float32) -> None:
-        super().__init__(Arithmetic(_name(dtype), "weights"))
+        super().__init__(_name(dtype), "weights")
 
     def run(
         self,
@@ -104,7 +101,8 @@ class _Few(Maker):
         **given: int,
     ) -> tuple[Operations, Room]:
         """With what is `given` of a `Call`; gives what ran, and the room that it was lent."""
-        program = operations_of(self.program(mixture=mixture, mixer=mixer))
+        self.mixture, self.mixer = mixture, mixer
+        program = operations_of(self)
         program.products = WORTH_THREADS
         lent, call = room(), Call(rows=rows, threads=threads(), **given)
         if part is not None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import sys
 
-from flowspec.model import trials
+from flowspec.model import engines
 
 
 def have(names: list[str]) -> None:
     """int8 has these arithmetics in this process."""
-    trials.prepare()
-    trials._found["int8", "cpu"] = trials.Trial(arithmetics=tuple(names))
+    engines.prepare()
+    engines._found["int8", "cpu"] = engines.Trial(arithmetics=tuple(names))
 
 
 def main() -> int:

@@ -22,9 +22,8 @@ from flowspec.core.protocol.precision import CACHE_AUTO
 from flowspec.core.stage.events import ClearSlots, CloseCache, JobPart, OpenCache, RunLayers
 from flowspec.draft.base import Drafter
 from flowspec.model.arithmetic import compiled
-from flowspec.model.arithmetic.arrays import I64, Array
+from flowspec.model.arithmetic.arrays import F32, I64, Array
 from flowspec.model.files import ModelFiles
-from flowspec.model.sampler import F32
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep
 from flowspec.model.weights import Span

@@ -17,9 +17,8 @@ import torch
 from flowspec.errors import InputError
 from flowspec.host_memory import HostMemory
 from flowspec.model import accelerator
-from flowspec.model.accelerator import Accelerator, accelerator_of, find
+from flowspec.model.accelerator import Accelerator, accelerator_of, find, is_gpu_lost, is_out_of_memory
 from flowspec.model.arithmetic import compiled
-from flowspec.model.device_errors import is_gpu_lost, is_out_of_memory
 from flowspec.runtime.compute import unexpected
 from tests.model.fake_gpu import GIB, ORIN, pretend_cuda
 

@@ -13,13 +13,13 @@ from flowspec.core.protocol.limits import CACHE_BLOCK_SLOTS as BLOCK_SLOTS
 from flowspec.core.protocol.model_spec import Heads
 from flowspec.core.protocol.precision import CACHE_AUTO, Q8_0, cached_as
 from flowspec.errors import ClusterError
-from flowspec.model import attention, operations
+from flowspec.model import attention, cpu
 from flowspec.model.arithmetic import compiled, plain
 from flowspec.model.arithmetic.arrays import DTYPES, F32, I64, widened
 from flowspec.model.arithmetic.plain import LANES
 from flowspec.model.attention import MOVED_AT_ONCE, Sight, TreeCache
+from flowspec.model.cpu import Room
 from flowspec.model.files import BUNDLED, ModelFiles
-from flowspec.model.operations import Room
 from flowspec.model.slice import Slice
 from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_memory
@@ -265,10 +265,10 @@ def test_room_for_which_memory_lacks_is_not_lent(monkeypatch: pytest.MonkeyPatch
 
     room = Room(Library())
     with monkeypatch.context() as patch:
-        patch.setattr(operations.np, "empty", lack_memory)
+        patch.setattr(cpu.np, "empty", lack_memory)
         for _ in range(2):
             with pytest.raises(MemoryError):
-                room.run(operations.Operations(), compiled.Call())
+                room.run(cpu.Operations(), compiled.Call())
     assert lent == [0, 0]
-    room.run(operations.Operations(), compiled.Call())
+    room.run(cpu.Operations(), compiled.Call())
     assert lent == [0, 0, 0, 1062]

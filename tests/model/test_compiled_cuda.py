@@ -15,17 +15,8 @@ from flowspec.errors import InputError
 from flowspec.model import gpu, gpu_trial
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.packed import GROUP
-from flowspec.model.gpu import (
-    BLOCKS,
-    DTYPES,
-    KERNELS,
-    WIDTH_MAX,
-    CudaLibrary,
-    Gpu,
-    arithmetics_of,
-    in_blocks,
-)
-from flowspec.model.parts import Linear
+from flowspec.model.gpu import BLOCKS, DTYPES, KERNELS, WIDTH_MAX, CudaLibrary, Gpu, arithmetic_of, in_blocks
+from flowspec.model.layer import Linear
 from flowspec.model.rounding import ROUNDINGS
 from tests.model.fake_gpu import OnHost, pretend_cuda
 
@@ -118,26 +109,27 @@ def test_what_is_packed_is_laid_out_as_its_kernel_wants(
     monkeypatch.setattr(torch, "_weight_int4pack_mm", _stand_in_product)
     generator, engine = np.random.default_rng(3), Gpu("float32", arithmetic, "weights", "cpu")
     x, weights = (generator.standard_normal((rows, inputs), np.float32) for rows in (10, 21))
-    rounded, bias = ROUNDINGS[dtype].round(weights), np.full(21, 0.25, np.float32)
-    matrix = engine.rounded_matrix(dtype, rounded, inputs)
+    how, bias = ROUNDINGS[dtype], np.full(21, 0.25, np.float32)
+    panels = how.round(weights)
+    matrix = engine.packed_matrix(how.form, panels, 21)
     linear = Linear(inputs=inputs, matrices=(matrix,), bias=engine.array(bias))
     found = engine.numpy(engine.rows(linear=linear)(engine.array(x)))
-    expected = x.astype(np.float64) @ ROUNDINGS[dtype].widen(rounded, inputs).T + bias
+    expected = x.astype(np.float64) @ how.widen(panels, 21, inputs).T + bias
     assert found.shape == expected.shape
     assert np.linalg.norm(found - expected) < 0.01 * np.linalg.norm(expected)
 
 
 def test_a_gpu_takes_the_kernels_that_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="expected a CPU or CUDA device, got mps"):
-        arithmetics_of("int4", "mps")
+        arithmetic_of("int4", "mps")
     pretend_cuda(monkeypatch)
     version = ".".join(torch.__version__.split(".")[:2])
     for capability, name in (((7, 2), "plain"), ((8, 7), "tinygemm")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, its=capability: its)
         number = "".join(map(str, capability))
-        assert arithmetics_of("int4", "cuda:0") == (f"{name}-int4@sm{number}-torch{version}",)
-        assert arithmetics_of("float16", "cuda:0") == (f"torch-in-blocks-f16@sm{number}-torch{version}",)
-        assert arithmetics_of("int8", "cuda:0") == (f"plain-int8@sm{number}-torch{version}",)
+        assert arithmetic_of("int4", "cuda:0") == f"{name}-int4@sm{number}-torch{version}"
+        assert arithmetic_of("float16", "cuda:0") == f"torch-in-blocks-f16@sm{number}-torch{version}"
+        assert arithmetic_of("int8", "cuda:0") == f"plain-int8@sm{number}-torch{version}"
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, *ROUNDINGS, FILED])

@@ -24,12 +24,12 @@ from flowspec.errors import InputError
 from flowspec.model import gpu
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import DTYPES, narrowed
-from flowspec.model.engine import Engine
-from flowspec.model.engines import Cpu
+from flowspec.model.cpu import Cpu
+from flowspec.model.engines import Engine
 from flowspec.model.families import FAMILIES, check_family, decoder_config
 from flowspec.model.files import ModelFiles
 from flowspec.model.gpu import CudaLibrary, Gpu, array_of, tensor_of
-from flowspec.model.parts import MATRICES, LayerShape, NormPart, Plain
+from flowspec.model.layer import MATRICES, Layer, NormPart, Plain
 from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.slice import Slice, embedded
 from flowspec.model.spec import context_max, spec_of
@@ -357,7 +357,7 @@ def test_layers_have_the_parameters_of_transformers(name: str, biases: dict[str,
         with torch.device("meta"):
             layer = class_of(family, "DecoderLayer")(config, number)
         is_own, rows = own.source == number, spec.layer_input_tokens
-        shape = LayerShape(spec=own, family=family, hidden=spec.hidden, is_own=is_own, table_rows=rows)
+        shape = Layer(spec=own, family=family, hidden=spec.hidden, is_own=is_own, table_rows=rows)
         expected = {name: tuple(value.shape) for name, value in layer.state_dict().items()}
         if family.joins_experts:  # whose inputs come first
             joined = {name: shape for name, shape in expected.items() if len(shape) == 3}
@@ -379,7 +379,7 @@ def test_rows_are_rounded_finely_for_values_and_states(name: str) -> None:
     config = config_of_variant(name)
     spec, family = spec_of(config), FAMILIES[config.model_type]
     for number, own in enumerate(spec.layers):
-        places = LayerShape(
+        places = Layer(
             spec=own, family=family, hidden=spec.hidden, is_own=own.source == number, table_rows=1
         ).places
         expected = [part for part in made if part in places][:1]
@@ -420,7 +420,7 @@ def slice_of(name: str, dtype: str, engine: Callable[[Any], Engine]) -> Slice:
     parts: dict[Any, Any] = {EMBEDDING: Plain(values((spec.vocabulary, spec.hidden), "table"))}
     for number, own in enumerate(spec.layers):
         is_own, rows = own.source == number, spec.layer_input_tokens
-        shape = LayerShape(spec=own, family=family, hidden=spec.hidden, is_own=is_own, table_rows=rows)
+        shape = Layer(spec=own, family=family, hidden=spec.hidden, is_own=is_own, table_rows=rows)
         given = {key: values(each.shape, each.role) for key, each in shape.parameters().items()}
         parts[number] = shape.parts(given, spec.eps, found)
     count = len(spec.layers)

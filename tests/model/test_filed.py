@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.arithmetic import plain
-from flowspec.model.arithmetic.build import Level
+from flowspec.model.arithmetic.compiled import Level
 from flowspec.model.arithmetic.packed import FORMS, numbers_of, packed
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.tensors import levels_of
 from flowspec.model.gpu import Gpu
-from flowspec.model.parts import Linear, Packed
+from flowspec.model.layer import Linear, Packed
 from flowspec.model.slice import Slice
 from flowspec.model.weights import EMBEDDING, LM_HEAD, Span
 from flowspec.plan.memory import stage_memory

@@ -19,22 +19,30 @@ import pytest
 from flowspec.core.protocol.precision import PRECISIONS, is_packed
 from flowspec.errors import InputError
 from flowspec.folders import locked
-from flowspec.model import trials
-from flowspec.model.arithmetic import build, cases, compiled
-from flowspec.model.engines import Cpu, engine_of
-from flowspec.model.trials import GROUPS32, LANES16, PAIRS16, NoRightKernelError, prepare, run_trial
+from flowspec.model import engines
+from flowspec.model.arithmetic import cases, compiled
+from flowspec.model.cpu import Cpu
+from flowspec.model.engines import (
+    GROUPS32,
+    LANES16,
+    PAIRS16,
+    NoRightKernelError,
+    engine_of,
+    prepare,
+    run_trial,
+)
 from tests import warm
 from tests.model import definition
 
-RIGHT = build.build()
+RIGHT = compiled.build()
 
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What is found here of broken kernels is not for other tests."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(trials, "_found", {})
-    monkeypatch.setattr(trials, "_library", None)
+    monkeypatch.setattr(engines, "_found", {})
+    monkeypatch.setattr(engines, "_slowed_by", None)
     monkeypatch.setattr(compiled, "_library", None)
     builds(monkeypatch, RIGHT)
 
@@ -42,8 +50,8 @@ def nothing_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def builds(monkeypatch: pytest.MonkeyPatch, *paths: Path) -> None:
     """What is built, level by level."""
     by_level = {(f"-march={place}",): path for place, path in enumerate(paths)}
-    monkeypatch.setattr(build, "levels", lambda: iter(by_level))
-    monkeypatch.setattr(build, "build", lambda level=("-march=0",), *_: by_level[level])
+    monkeypatch.setattr(compiled, "levels", lambda: iter(by_level))
+    monkeypatch.setattr(compiled, "build", lambda level=("-march=0",), *_: by_level[level])
 
 
 @pytest.mark.arm
@@ -52,7 +60,7 @@ def test_what_is_built_has_the_bits_of_the_definition() -> None:
     assert definition.golden() == json.loads(cases.GOLDEN.read_text("utf-8"))
     names = [case.name for case in cases.cases()]
     assert len({*names}) == len(names) > 55, "all are different"
-    assert prepare()[0].fault == ""
+    assert prepare() == ""
 
 
 def test_the_definition_is_frozen() -> None:
@@ -108,8 +116,8 @@ def test_a_build_for_less_of_the_processor_takes_the_place_of_one_that_is_broken
     broken, shares = shim(does, tmp_path), list[float]()
     builds(monkeypatch, broken, RIGHT)
     if "no sign" in FAULTS[does]:
-        monkeypatch.setattr(trials, "CHILD_S", 5.0)
-    with trials.shown_to(lambda doing, share: shares.append(share)):
+        monkeypatch.setattr(engines, "CHILD_S", 5.0)
+    with engines.shown_to(lambda doing, share: shares.append(share)):
         found = run_trial("int8", "cpu")
     library = compiled.library()
     assert library is not None
@@ -121,9 +129,9 @@ def test_a_build_for_less_of_the_processor_takes_the_place_of_one_that_is_broken
     is_kept = not FAULTS[does].startswith(PASSING)
     assert any(name.startswith(broken.stem) for name in kept) == is_kept
     if is_kept:  # and is not tried again
-        monkeypatch.setattr(trials, "_library", None)
-        monkeypatch.setattr(trials, "CHILD", ("/does/not/exist",))
-        assert prepare()[1] == found.slowed_by
+        monkeypatch.setattr(engines, "_slowed_by", None)
+        monkeypatch.setattr(engines, "CHILD", ("/does/not/exist",))
+        assert prepare() == found.slowed_by
     if "differs" in FAULTS[does]:
         assert "linear float32 3, with 1 threads" in found.slowed_by
         assert shares == sorted(shares[: shares.index(1.0) + 1]) + shares[shares.index(1.0) + 1 :]
@@ -145,15 +153,15 @@ def test_where_nothing_is_right_a_line_says_what_to_do(
 
 def test_what_was_found_is_kept_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[str, float]] = []
-    with trials.shown_to(lambda *word: seen.append(word)):
+    with engines.shown_to(lambda *word: seen.append(word)):
         first = run_trial("int8", "cpu")
     assert (seen[0], seen[-1]) == (("trying kernels", 0.0), ("trying kernels", 1.0))
     assert seen == sorted(seen)
-    monkeypatch.setattr(trials, "CHILD", ("/does/not/exist",))
+    monkeypatch.setattr(engines, "CHILD", ("/does/not/exist",))
 
-    def again() -> trials.Trial:
-        monkeypatch.setattr(trials, "_library", None)
-        monkeypatch.setattr(trials, "_found", {})
+    def again() -> engines.Trial:
+        monkeypatch.setattr(engines, "_slowed_by", None)
+        monkeypatch.setattr(engines, "_found", {})
         return run_trial("int8", "cpu")
 
     assert again() == first
@@ -165,7 +173,7 @@ def test_what_was_found_is_kept_for_this_processor(monkeypatch: pytest.MonkeyPat
             again()
     path.write_text(kept)
     with monkeypatch.context() as patch:
-        patch.setattr(trials, "_processor_block", lambda: "another")
+        patch.setattr(engines, "_processor_block", lambda: "another")
         with pytest.raises(FileNotFoundError):
             again()
     assert again() == first
@@ -174,7 +182,7 @@ def test_what_was_found_is_kept_for_this_processor(monkeypatch: pytest.MonkeyPat
     def look(doing: str, share: float) -> None:
         raise KeyError(doing)
 
-    with locked(path), trials.shown_to(look), pytest.raises(KeyError, match="trying kernels"):
+    with locked(path), engines.shown_to(look), pytest.raises(KeyError, match="trying kernels"):
         again()  # and tells that it waits for another process's trial
 
 
@@ -187,13 +195,13 @@ def test_what_was_found_on_a_gpu_is_of_that_gpu_and_driver(
     told = set()
     for text in ("Model: Orin\nIRQ: 7\n", "Model: Orin\nIRQ: 8\n", "Model: Thor\n"):
         information.write_text(text)
-        told.add(trials._driver(tmp_path))
-        assert trials._driver(tmp_path).startswith("NVRM version: 540.3.0\nModel: ")
+        told.add(engines._driver(tmp_path))
+        assert engines._driver(tmp_path).startswith("NVRM version: 540.3.0\nModel: ")
     assert len(told) == 2
     say = "import json; print(7); print(json.dumps(dict(fault={!r}, arithmetics=['a@sm87', 'b'])))"
-    monkeypatch.setattr(trials, "GPU_CHILD", (sys.executable, "-c", say.format("")))
+    monkeypatch.setattr(engines, "GPU_CHILD", (sys.executable, "-c", say.format("")))
     assert run_trial("bfloat16", "cuda:0").arithmetics == ("a@sm87", "b")
-    monkeypatch.setattr(trials, "GPU_CHILD", (sys.executable, "-c", say.format("it fails")))
+    monkeypatch.setattr(engines, "GPU_CHILD", (sys.executable, "-c", say.format("it fails")))
     with pytest.raises(
         NoRightKernelError, match=r"int4 does not run right on cuda:0 .*: it fails; use another"
     ):
@@ -214,23 +222,23 @@ def test_a_child_whose_parent_is_gone_does_not_hang_for_ever() -> None:
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Builds a small source instead, in an empty cache."""
     monkeypatch.undo()
-    monkeypatch.setattr(build, "SOURCE", tmp_path / "small.c")
-    build.SOURCE.write_text("int seven(void) { return 7; }")
+    monkeypatch.setattr(compiled, "SOURCE", tmp_path / "small.c")
+    compiled.SOURCE.write_text("int seven(void) { return 7; }")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return build.build()
+    return compiled.build()
 
 
 @pytest.mark.parametrize("kept", [0, 0.5, 1])
 def test_what_was_damaged_in_the_cache_is_built_again(kept: float, small: Path) -> None:
     """As after a power cut: nothing, a part, or as many bytes as before, of which one is another."""
     written = small.stat()
-    assert build.build() == small, "what is whole stays"
+    assert compiled.build() == small, "what is whole stays"
     assert small.stat().st_mtime_ns == written.st_mtime_ns
     content = small.read_bytes()
     damaged = bytearray(content[: int(len(content) * kept)])
     damaged[-1:] = b"" if not damaged else bytes([damaged[-1] ^ 1])
     small.write_bytes(damaged)
-    again = build.build()
+    again = compiled.build()
     assert again.read_bytes() != bytes(damaged)
     assert again.stat().st_size == written.st_size, "before it is loaded: a part of a library ends a process"
     assert ctypes.CDLL(str(again)).seven() == 7
@@ -240,21 +248,21 @@ def test_what_was_damaged_in_the_cache_is_built_again(kept: float, small: Path) 
 def test_without_a_compiler_or_room_nothing_is_built(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert len([*build.levels()]) > 1
+    assert len([*compiled.levels()]) > 1
     monkeypatch.setenv("FLOWSPEC_CFLAGS", "-march=native -O1")
-    assert [*build.levels()] == [("-march=native", "-O1")]
-    monkeypatch.setattr(build, "ROOM_BYTES", 1 << 60)
+    assert [*compiled.levels()] == [("-march=native", "-O1")]
+    monkeypatch.setattr(compiled, "ROOM_BYTES", 1 << 60)
     small.unlink()
     with pytest.raises(InputError, match=f"{small.parent} has room for "):
-        build.build()
-    build._compiler.cache_clear()
+        compiled.build()
+    compiled._compiler.cache_clear()
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     try:
         with pytest.raises(InputError, match="once, and cannot here: no C compiler works there; install gcc"):
-            build.build()
+            compiled.build()
     finally:
-        build._compiler.cache_clear()
+        compiled._compiler.cache_clear()
 
 
 # -------------------------------------------------------------------------------------- what a wheel brings
@@ -265,18 +273,18 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Libraries as in a wheel, for a level that this processor lacks and for one that it has; nothing can be
     compiled."""
     folder = tmp_path / "built"
-    monkeypatch.setattr(build, "WHEEL_FOLDER", folder)
-    monkeypatch.setattr(build, "WHEEL", {platform.machine(): {"best": (), "least": ()}})
-    monkeypatch.setattr(build, "levels", lambda: iter([("-march=0",)]))
-    monkeypatch.setattr(build, "build", no_compiler)
+    monkeypatch.setattr(compiled, "WHEEL_FOLDER", folder)
+    monkeypatch.setattr(compiled, "WHEEL", {platform.machine(): {"best": (), "least": ()}})
+    monkeypatch.setattr(compiled, "levels", lambda: iter([("-march=0",)]))
+    monkeypatch.setattr(compiled, "build", no_compiler)
     monkeypatch.delenv("FLOWSPEC_CFLAGS", raising=False)
-    monkeypatch.setattr(trials, "_library", None)
+    monkeypatch.setattr(engines, "_slowed_by", None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder.mkdir()
-    (folder / build.OPENMP).write_bytes(b"OpenMP")
+    (folder / compiled.OPENMP).write_bytes(b"OpenMP")
     for level, made in (("best", shim("__builtin_trap();", tmp_path)), ("least", RIGHT)):
         shutil.copy(made, folder / "made.so")
-        (folder / "made.so").rename(folder / f"{level}-{build._wheel_hash(folder / 'made.so')}.so")
+        (folder / "made.so").rename(folder / f"{level}-{compiled._wheel_hash(folder / 'made.so')}.so")
     return folder
 
 
@@ -287,7 +295,7 @@ def no_compiler(*_unused: object) -> Path:
 def test_the_best_library_of_a_wheel_that_runs_here_is_used_without_a_compiler(
     wheel: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert prepare()[1] == ""
+    assert prepare() == ""
     library = compiled.library()
     assert library is not None
     assert library.path.parent == wheel
@@ -295,14 +303,14 @@ def test_the_best_library_of_a_wheel_that_runs_here_is_used_without_a_compiler(
     assert caplog.text == "", "a level that is of other processors is no fault"
 
 
-@pytest.mark.parametrize("name", ["least-*.so", build.OPENMP, "source"])
+@pytest.mark.parametrize("name", ["least-*.so", compiled.OPENMP, "source"])
 def test_a_damaged_or_old_wheel_is_named_and_not_loaded_until_it_is_installed_again(
     name: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "source":
         damaged = tmp_path / "canonical.c"
-        shutil.copy(build.SOURCE, damaged)
-        monkeypatch.setattr(build, "SOURCE", damaged)
+        shutil.copy(compiled.SOURCE, damaged)
+        monkeypatch.setattr(compiled, "SOURCE", damaged)
     else:
         (damaged,) = wheel.glob(name)
     whole = damaged.read_bytes()
@@ -311,24 +319,24 @@ def test_a_damaged_or_old_wheel_is_named_and_not_loaded_until_it_is_installed_ag
     with pytest.raises(InputError, match=told):
         prepare()
     damaged.write_bytes(whole)
-    assert prepare()[1] == ""
+    assert prepare() == ""
 
 
 def test_where_flags_are_given_no_library_of_a_wheel_counts(
     wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLOWSPEC_CFLAGS", "-O1")
-    assert [name for name, _ in build.libraries(lambda share: None)] == ["-march=0"]
+    assert [name for name, *_ in compiled.libraries(lambda share: None)] == ["-march=0"]
 
 
 def test_libraries_of_a_wheel_are_built_for_each_level_and_find_openmp_beside_them(
     small: Path, tmp_path: Path
 ) -> None:
-    build.build_wheel(platform.machine(), folder := tmp_path / "made")
+    compiled.build_wheel(platform.machine(), folder := tmp_path / "made")
     names = {path.name.rpartition("-")[0] for path in folder.glob("*-*.so")}
-    assert names == build.WHEEL[platform.machine()].keys()
-    assert (folder / build.OPENMP).is_file()
+    assert names == compiled.WHEEL[platform.machine()].keys()
+    assert (folder / compiled.OPENMP).is_file()
     assert "GCC" in (folder / "LICENSE.libgomp").read_text("utf-8")
     for path in folder.glob("*-*.so"):
-        assert path.stem.endswith(build._wheel_hash(path))
+        assert path.stem.endswith(compiled._wheel_hash(path))
         assert b"$ORIGIN" in path.read_bytes()

@@ -80,7 +80,7 @@ def test_int4_takes_the_scale_by_which_a_group_loses_least() -> None:
     largest = np.take_along_axis(groups, np.abs(groups).argmax(axis=1)[:, None], 1)
     usual = np.rint(groups / (largest / -8)).clip(-8, 7) * (largest / -8)
     rounding = ROUNDINGS["int4"]
-    found = rounding.widen(rounding.round(groups), GROUP)
+    found = rounding.widen(rounding.round(groups), *groups.shape)
     lost, usually = (np.square(each - groups).sum(axis=1) for each in (found, usual))
     assert (lost < 1.2 * usually).all(), "but for what rounding the scale itself costs"
     assert np.sqrt(lost.sum() / np.square(groups).sum()) < 0.084, "the usual one loses .086"
@@ -119,7 +119,7 @@ def test_a_model_whose_widths_are_no_whole_groups_is_packed_too(tmp_path: Path) 
 def test_widened_weights_are_what_a_kernel_multiplies_by(dtype: str) -> None:
     rounding, weights = ROUNDINGS[dtype], np.random.default_rng(1).standard_normal((50, 96), np.float32)
     found = multiplied(np.eye(96, dtype=np.float32), rounded_matrix(dtype, weights)).T
-    values = rounding.widen(rounding.round(weights), 96)
+    values = rounding.widen(rounding.round(weights), *weights.shape)
     assert values.shape == weights.shape
     np.testing.assert_allclose(found, values, rtol=2**-20, atol=1e-6)
     assert np.abs(values - weights).max() < {"int8": 0.02, "int4": 0.35}[dtype], "and that is near the weight"

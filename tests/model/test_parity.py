@@ -19,10 +19,10 @@ from flowspec.core.methods import METHODS, make_method
 from flowspec.core.protocol.messages import Sampling
 from flowspec.draft.language import LanguageModelDrafter
 from flowspec.errors import InputError
+from flowspec.model.engines import Trial
 from flowspec.model.files import ModelFiles
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import StepByStep, device_with
-from flowspec.model.trials import Trial
 from lab.plain_model import PlainModel
 from tests.checkpoints import VARIANTS, VOCABULARY_SIZE
 from tests.model.fake_gpu import pretend_cuda

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from flowspec.model.arithmetic import plain
 from flowspec.model.arithmetic.arrays import F32, narrowed, widened
-from flowspec.model.arithmetic.build import Level
-from flowspec.model.parts import Plain
+from flowspec.model.arithmetic.compiled import Level
+from flowspec.model.layer import Plain
 from tests.model import functions
 from tests.model.defined_products import pairs_product
 from tests.model.definition import tensor

@@ -14,8 +14,8 @@ from msgspec import structs
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error
 from flowspec.core.protocol.messages import Sampling
 from flowspec.errors import ClusterError
-from flowspec.model import trials
-from flowspec.model.arithmetic import build
+from flowspec.model import engines
+from flowspec.model.arithmetic import compiled
 from flowspec.model.files import ModelFiles
 from flowspec.model.step_by_step import StepByStep
 from flowspec.plan.placement import ClusterPlan
@@ -125,13 +125,13 @@ def test_a_kernel_that_is_broken_is_not_used_and_where_none_is_right_the_head_sa
     is_all: bool,
 ) -> None:
     """Which ones are found is for tests/model/test_kernels; here a daemon draws tokens, and serves on."""
-    wrong, path = trials.Verdict(fault="wrong"), build.build()
-    found = iter([wrong, trials.prepare()[0]])
-    monkeypatch.setattr(build, "levels", lambda: (("-march=native",), ("-march=x86-64",)))
-    monkeypatch.setattr(build, "build", lambda *_: path)
-    monkeypatch.setattr(trials, "_verdict", lambda *_: wrong if is_all else next(found))
-    monkeypatch.setattr(trials, "_library", None)
-    monkeypatch.setattr(trials, "_found", {})
+    wrong, path = engines.Verdict(fault="wrong"), compiled.build()
+    found = iter([wrong, engines.Verdict(fault="")])
+    monkeypatch.setattr(compiled, "levels", lambda: (("-march=native",), ("-march=x86-64",)))
+    monkeypatch.setattr(compiled, "build", lambda *_: path)
+    monkeypatch.setattr(engines, "_verdict", lambda *_: wrong if is_all else next(found))
+    monkeypatch.setattr(engines, "_slowed_by", None)
+    monkeypatch.setattr(engines, "_found", {})
     plan = planned(folder, alone(name="broken"))
     for _ in range(2):
         if is_all:

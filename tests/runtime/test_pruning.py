@@ -32,9 +32,9 @@ from flowspec.core.stage.events import (
 )
 from flowspec.core.stage.stage import StageCore
 from flowspec.model.attention import Angles
-from flowspec.model.engines import _Pass
+from flowspec.model.cpu import _Pass
 from flowspec.model.files import ModelFiles
-from flowspec.model.program import Program
+from flowspec.model.layer import Program
 from flowspec.model.step_by_step import StepByStep
 from flowspec.runtime.decoding import Decoding
 from flowspec.runtime.session import ClusterOptions, Limits, open_cluster

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-Array: TypeAlias = Any
-"""A tensor of torch, or an array of numpy, which has the same methods by these names."""
-Numbers = npt.NDArray[Any]
-"""float32, float16 or float64, or bfloat16 as uint16."""
+Array: TypeAlias = Any  # a tensor of torch, or an array of numpy, which has the same methods by these names
+Numbers = npt.NDArray[Any]  # float32, float16 or float64, or bfloat16 as uint16
 F32 = npt.NDArray[np.float32]
 I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
@@ -29,21 +27,9 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
 }
 """In which numpy holds numbers, by the name of the dtype that a layer computes in."""
-_NAN = 0xFFFF
-"""Of bfloat16, as torch has it."""
-_BLOCK = 1 << 16
-"""Numbers that are converted at once, so that they stay in a processor's cache."""
+_NAN = 0xFFFF  # of bfloat16, as torch has it
+_BLOCK = 1 << 16  # numbers that are converted at once, so that they stay in a processor's cache
 _LINE_BYTES = 64
-
-
-class Memory(Protocol):
-    """Of a device where layers compute; their rows are in a `dtype`."""
-
-    dtype: str
-
-    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
-    def array(self, x: Numbers) -> Array:
-        """There, as it is."""
 
 
 def widened(x: Numbers) -> F32:
@@ -88,8 +74,7 @@ def fill(part: Numbers, numbers: Numbers) -> None:
 def room(
     shape: tuple[int, ...], dtype: npt.DTypeLike, made: Callable[..., npt.NDArray[Any]] = np.empty
 ) -> npt.NDArray[Any]:
-    """An array without values, or as it is `made`, which begins with a line of the cache: vectors read it
-    faster."""
+    """An array, without values or as it is `made`, that begins with a line of the cache."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     whole = made(size + _LINE_BYTES, np.uint8)
     first = -whole.ctypes.data % _LINE_BYTES
@@ -143,3 +128,35 @@ def fill_up(x: Array, multiple: int, value: float = 0) -> Array:
     """The last dimension, with a value behind it, up to a multiple."""
     missing = -x.shape[-1] % multiple
     return namespace(x).concatenate([x, zeros(x, *x.shape[:-1], missing) + value], -1) if missing else x
+
+
+class Memory(Protocol):
+    """Arrays of a device where layers compute, whose rows are in a `dtype`."""
+
+    dtype: str
+
+    def zeros(self, shape: tuple[int, ...], dtype: str) -> Array: ...
+    def array(self, x: Numbers) -> Array:
+        """There, as it is; bfloat16 is uint16 in numpy."""
+
+    def numpy(self, x: Array) -> Numbers:
+        """Here again."""
+
+    def copied(self, x: Array) -> Array: ...
+    def wide(self, x: Array) -> Array:
+        """In float32."""
+
+    def narrow(self, x: Array) -> Array:
+        """In the dtype of rows."""
+
+    def cast(self, x: Numbers) -> Array:
+        return self.narrow(self.array(x))
+
+    def scaled(self, x: Array, factor: float) -> Array:
+        """Times a factor, rounded once."""
+        with np.errstate(all="ignore"):  # what is too large shows in logits
+            return self.narrow(self.wide(x) * factor)
+
+    def joined(self, parts: Sequence[Array]) -> Array:
+        """`[rows, numbers]` of several, one after another."""
+        return parts[0] if len(parts) == 1 else namespace(parts[0]).concatenate(parts, 1)

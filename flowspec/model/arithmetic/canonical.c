@@ -1,5 +1,5 @@
-/* The canonical arithmetic, fast. `plain.py` defines it; `build.py` builds this file, and `compiled.py` tells what
- * each function takes.
+/* The canonical arithmetic, fast. `plain.py` defines it; `compiled.py` builds this file, and tells what each function
+ * takes.
  *
  * Every result follows from its inputs by IEEE operations in one order, whatever the processor: sixteen lanes
  * are one vector of AVX-512, two of AVX2 or four of NEON. The compiler must not change that: no -ffast-math,

@@ -21,27 +21,33 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
-from flowspec.core.protocol.model_spec import NORMS, Convolution, DeltaRule, Dense, Heads, LayerSpec, Mixture
+from flowspec.core.protocol.model_spec import (
+    NORMS,
+    Convolution,
+    DeltaRule,
+    Dense,
+    Heads,
+    LayerSpec,
+    Mixture,
+    Rotary,
+)
 from flowspec.errors import first_line
 from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.compiled import FUNCTIONS, Cache, Call, Library, Part, address
 from flowspec.model.arithmetic.packed import FORMS, GROUP, PANEL
 from flowspec.model.arithmetic.plain import BLOCK, LANES
-from flowspec.model.operations import HOW_CHOSEN, Room, Rows, operations_of
-from flowspec.model.parts import Linear, Matrix, NormPart, Packed, Plain, RouterPart, Stack, Table
-from flowspec.model.program import Arithmetic, Place, program_of, rows_program
+from flowspec.model.cpu import HOW_CHOSEN, Cpu
+from flowspec.model.layer import Layer, Linear, NormPart, Packed, Place, Plain, RouterPart, Shape, Table
 
 Array = npt.NDArray[Any]
 GOLDEN = Path(__file__).with_name("golden.json")
-ORPHAN_S = 240
-"""After so long without a word a child ends: what hangs was given up long before."""
+ORPHAN_S = 240  # after so long without a word a child ends: what hangs was given up long before
 KINDS = ("float32", "bfloat16", "float16")
-ROW_COUNTS = (1, 2, 3, 5, 17, 33)
-"""How many run at once: kernels were seen that are right for some counts only, and many are divided."""
-CACHED = 70
-"""Positions that all rows see, more than a block of them."""
-HEADS, KV_HEADS, EXPERTS, TOKENS = 4, 2, 6, 40
+ROW_COUNTS = (1, 2, 3, 5, 17, 33)  # kernels were seen that are right for some counts only
+CACHED = 70  # positions that all rows see, more than a block of them
+HEADS, KV_HEADS, EXPERTS, TOKENS, NEURONS = 4, 2, 6, 40, 90
 CONVOLUTION = Convolution(length=3)
 DELTA = DeltaRule(key_heads=2, heads=4, key_width=16, value_width=20, length=4)
 HELD: dict[Any, dict[str, Any]] = {
@@ -50,6 +56,7 @@ HELD: dict[Any, dict[str, Any]] = {
     DELTA: {"window": DELTA.length, "inputs": DELTA.inputs, "state": DELTA.value_numbers * DELTA.key_width},
 }
 """By what is in the place of attention, what a layer of rows of 96 numbers holds of tokens."""
+EXPERT_SIZES: dict[str, Any] = {"experts": EXPERTS, "neurons": NEURONS, "shared_neurons": NEURONS}
 MIXTURES: tuple[dict[str, Any], ...] = (
     {"has_shared": True, "is_shared_gated": True},
     {},
@@ -57,19 +64,34 @@ MIXTURES: tuple[dict[str, Any], ...] = (
     {"has_shared": True, "groups": 2},
 )
 """What is otherwise where experts are chosen in each way."""
-FINE = ("qkv_proj", "v_proj", "in_proj", "in_proj_qkv")
-Size = int | tuple[int, int] | list[int]
-"""The width of a norm, the inputs and outputs of a linear layer, or the shape of numbers in float32."""
+DRAWN_ALWAYS = ("self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "self_attn.v_norm")
+_OF_MLP = ("down_proj", "gate_up_proj", "gate_proj", "up_proj")
+_OF_MIXTURE = ("router", "experts.gate_up_proj", "experts.down_proj")
+DRAWN = (
+    *("first", "second", "conv.in_proj", "conv.out_proj", "conv.taps", "conv.bias"),
+    *(f"linear_attn.in_proj_{each}" for each in ("qkv", "b", "a", "z")),
+    *(f"linear_attn.{each}" for each in ("out_proj", "norm", "taps", "rates")),
+    *(f"self_attn.{each}" for each in ("qkv_proj", "sinks", "q_proj", "k_proj", "v_proj")),
+    *DRAWN_ALWAYS,
+    *(f"mlp.{each}" for each in (*_OF_MLP, *_OF_MIXTURE)),
+    *_OF_MIXTURE,
+    *(f"mlp.shared_expert{s}.{each}" for s in ("", "s") for each in _OF_MLP),
+    "mlp.shared_expert_gate",
+    *(f"{name}_feedforward_layernorm_{n}" for name, n in (("post", 1), ("pre", 2), ("post", 2))),
+    *("layer_input.table", "layer_input.projection", "layer_input.norm", "per_layer_input_gate"),
+    *("per_layer_projection", "post_per_layer_input_norm", "layer_scalar"),
+)
+"""In which order numbers of parts are drawn; of some parts also where a layer lacks them."""
 
 
 def main() -> None:
     try:
-        library = Library(Path(sys.argv[1]))
+        compiled.use(Library(Path(sys.argv[1])))
     except (OSError, AttributeError) as error:
         say(fault=f"cannot be loaded: {first_line(error)}", may_pass=True)
         return
     golden = json.loads(GOLDEN.read_text("utf-8"))
-    for place, (name, found, threads) in enumerate(results(library)):
+    for place, (name, found, threads) in enumerate(results()):
         say(share=round(min(1.0, place / (2 * len(golden))), 3))
         if golden[name] != found:
             say(fault=f"differs from its definition in {name}, with {threads} threads")
@@ -83,15 +105,14 @@ def say(**word: object) -> None:
     print(json.dumps(word), flush=True)
 
 
-def results(library: Library) -> Iterator[tuple[str, str, int]]:
-    """The names of cases, the digests of what a library makes of them, and by how many threads."""
-    for name, found in functions(library):
+def results() -> Iterator[tuple[str, str, int]]:
+    """The names of cases, the digests of what the library makes of them, and by how many threads."""
+    for name, found in functions():
         yield name, digest(found), 1
-    room = Room(library)
     for case in cases():
         for rows in ROW_COUNTS:
             for threads in sorted({1, len(os.sched_getaffinity(0))}):
-                yield f"{case.name} {rows}", digest(layer(case, rows, threads, room)), threads
+                yield f"{case.name} {rows}", digest(layer(case, rows, threads)), threads
 
 
 def digest(found: tuple[Array, ...]) -> str:
@@ -125,7 +146,7 @@ class Source:
         exact = (self.whole(1 << 24, *shape) - (1 << 23)).astype(np.float32) / np.float32(1 << 23)
         return stored(exact * np.float32(scale), kind)
 
-    def matrix(self, how: str, kind: str, inputs: int, outputs: int) -> Matrix:
+    def matrix(self, how: str, kind: str, inputs: int, outputs: int) -> Any:
         """In a form, or of numbers of a kind."""
         scale = 2 * inputs**-0.5
         if how not in FORMS:
@@ -159,96 +180,60 @@ class Case:
     def __init__(
         self, name: str, kind: str, matrices: str, dense: dict[str, Any], cached: str = "", width: int = 24
     ) -> None:
-        own = Dense(**{"scale": 0.25, "activation": "silu", **dense})
-        kv = Heads(count=KV_HEADS, width=width)
-        self.spec = LayerSpec(heads=HEADS, kv=kv, source=0, dense=own, **HELD[own.mixer])
+        neurons = 256 if width == 64 else NEURONS
+        own = Dense(**{"scale": 0.25, "activation": "silu", "neurons": neurons, **dense})
+        heads: dict[str, Any] = {"heads": HEADS, "kv": Heads(count=KV_HEADS, width=width), "source": 0}
+        self.spec = LayerSpec(dense=own, **heads, **HELD[own.mixer])
         self.name, self.kind, self.cached = f"{name} {kind}", kind, cached or kind
         self.how, self.hidden = NORMS[(KINDS.index(kind) + len(name)) % len(NORMS)], HEADS * width
         self.is_source = name == "parallel"
-        self.parts: dict[str, Any] = {}
         self._matrices, self._source = matrices, Source(len(self.name) + self.hidden)
-        self._fill(own, width, neurons=256 if width == 64 else 90)
+        attends = structs.replace(own, mixer=None, query_norm=own.query_norm or "width", has_value_norm=True)
+        attends = structs.replace(attends, has_sinks=own.is_joined)
+        of_attention = Layer(spec=LayerSpec(dense=attends, **heads), hidden=self.hidden).places
+        always = DRAWN_ALWAYS + ("self_attn.sinks",) * own.is_joined
+        drawn = {name: of_attention[name] for name in always}
+        drawn |= Layer(spec=self.spec, hidden=self.hidden, table_rows=TOKENS).places
+        self.parts = {name: self._part(name, drawn[name][1]) for name in sorted(drawn, key=DRAWN.index)}
 
-    def _fill(self, dense: Dense, width: int, neurons: int) -> None:
-        """Numbers are drawn in this order."""
-        hidden, queries, keys = self.hidden, HEADS * width, KV_HEADS * width
-        around = dense.norm_before_attention, dense.norm_after_attention
-        norms = *around, dense.norm_before_mlp, dense.norm_after_mlp
-        self._add("", **dict.fromkeys(filter(None, norms), hidden))
-        if dense.mixer == CONVOLUTION:
-            self._add("conv.", in_proj=(hidden, 3 * hidden), out_proj=(hidden, hidden))
-            self._add("conv.", taps=[CONVOLUTION.length, hidden], bias=[hidden])
-        elif dense.mixer == DELTA:
-            mixed, heads, values = DELTA.inputs - 2 * DELTA.heads, DELTA.heads, DELTA.value_numbers
-            self._add("linear_attn.", in_proj_qkv=(hidden, mixed), in_proj_b=(hidden, heads))
-            self._add("linear_attn.", in_proj_a=(hidden, heads), in_proj_z=(hidden, values))
-            self._add("linear_attn.", out_proj=(values, hidden), norm=DELTA.value_width)
-            self._add("linear_attn.", taps=[DELTA.length, mixed], rates=[2 * heads])
-        elif dense.is_joined:
-            self._add("self_attn.", qkv_proj=(hidden, queries + 2 * keys))
-            self.parts["self_attn.sinks"] = self._source.numbers("float32", HEADS, scale=3.0)
-        else:
-            self._add("self_attn.", q_proj=(hidden, queries * (1 + dense.is_gated)))
-            self._add("self_attn.", k_proj=(hidden, keys), v_proj=(hidden, keys))
-        normed = (width, width) if dense.query_norm == "head" else (queries, keys)
-        self._add("self_attn.", o_proj=(queries, hidden), q_norm=normed[0], k_norm=normed[1], v_norm=width)
-        if dense.mixture is None or dense.mixture.is_parallel:
-            self._add_mlp("mlp.", neurons, dense.is_joined)
-        if dense.mixture is not None:
-            self._add_mixture(dense.mixture, neurons, dense.is_joined)
-        if size := dense.input_width:
-            how = "Q8_0" if self.kind == "bfloat16" else "linear"
-            table = self._source.matrix(how, self.kind, size, TOKENS)
-            self.parts |= {"layer_input.table": Table(matrix=table, factor=1.5), "layer_scalar": 0.75}
-            self._add("layer_input.", projection=(hidden, size), norm=size)
-            self._add("per_layer_", input_gate=(hidden, size), projection=(size, hidden))
-            self._add("", post_per_layer_input_norm=hidden)
+    def _part(self, name: str, shape: Shape) -> Any:
+        numbers, sizes = self._source.numbers, [each.shape for each in shape.parameters.values()]
+        match shape.kind:
+            case "norm":
+                return NormPart(weights=numbers("float32", shape.width), eps=1e-6)
+            case "linear":
+                matrix, bias = self._matrix(*sizes[0]), numbers("float32", sizes[0][0])
+                return Linear(inputs=shape.width, matrices=(matrix,), bias=bias, is_fine=shape.is_fine)
+            case "stack":
+                experts, *size = sizes[0]
+                matrices = [self._matrix(*size) for _ in range(experts)]
+                both = zip(matrices, numbers("float32", experts, size[0]), strict=True)
+                return tuple(Linear(inputs=shape.width, matrices=(own,), bias=bias) for own, bias in both)
+            case "router":
+                return self._router(is_normed=".scale" in shape.parameters)
+            case "table":
+                how = "Q8_0" if self.kind == "bfloat16" else "linear"
+                return Table(matrix=self._source.matrix(how, self.kind, *sizes[0][::-1]), factor=1.5)
+            case "number":
+                return 0.75
+            case "rates":
+                return numbers("float32", 2 * DELTA.heads)
+            case "wide":  # whose first dimension becomes the last
+                return numbers("float32", *sizes[0][::-2], scale=3.0 if name.endswith("sinks") else 1.0)
 
-    def _add_mlp(self, name: str, neurons: int, is_joined: bool) -> None:
-        self._add(name, down_proj=(neurons, self.hidden))
-        if is_joined:
-            self._add(name, gate_up_proj=(self.hidden, 2 * neurons))
-        else:
-            self._add(name, gate_proj=(self.hidden, neurons), up_proj=(self.hidden, neurons))
-
-    def _add_mixture(self, mixture: Mixture, neurons: int, is_joined: bool) -> None:
-        hidden, name = self.hidden, "" if mixture.is_parallel else "mlp."
-        is_scaled = mixture.router == "scaled softmax to 1"
-        self.parts[f"{name}router"] = RouterPart(
-            weights=self._source.numbers("float32", EXPERTS, hidden),
-            bias=self._source.numbers("float32", EXPERTS) if mixture.router == "softmax of chosen" else None,
-            correction=self._source.numbers("float32", EXPERTS) if mixture.router == "sigmoid" else None,
-            norm=self._part(hidden) if is_scaled else None,
+    def _router(self, *, is_normed: bool) -> RouterPart:
+        dense: Any = self.spec.dense
+        numbers, router = self._source.numbers, dense.mixture.router
+        return RouterPart(
+            weights=numbers("float32", EXPERTS, self.hidden),
+            bias=numbers("float32", EXPERTS) if router == "softmax of chosen" else None,
+            correction=numbers("float32", EXPERTS) if router == "sigmoid" else None,
+            norm=NormPart(weights=numbers("float32", self.hidden), eps=1e-6) if is_normed else None,
             factor=0.25,
-            scales=self._source.numbers("float32", EXPERTS) if is_scaled else None,
+            scales=numbers("float32", EXPERTS) if is_normed else None,
         )
-        for leaf, inputs, outputs in (("gate_up", hidden, 2 * neurons), ("down", neurons, hidden)):
-            matrices = [self._matrix(inputs, outputs) for _ in range(EXPERTS)]
-            linears = tuple(Linear(inputs=inputs, matrices=(matrix,)) for matrix in matrices)
-            bias = self._source.numbers("float32", EXPERTS, outputs)
-            self.parts[f"{name}experts.{leaf}_proj"] = Stack(linears=linears, bias=bias)
-        if mixture.has_shared:
-            name = "mlp.shared_expert." if mixture.is_shared_gated else "mlp.shared_experts."
-            self._add_mlp(name, neurons, is_joined)
-        if mixture.is_shared_gated:
-            self._add("mlp.", shared_expert_gate=(hidden, 1))
-        if mixture.is_parallel:
-            self._add("", post_feedforward_layernorm_1=hidden)
-            self._add("", pre_feedforward_layernorm_2=hidden, post_feedforward_layernorm_2=hidden)
 
-    def _add(self, stem: str, **sizes: Size) -> None:
-        self.parts |= {stem + name: self._part(size, name in FINE) for name, size in sizes.items()}
-
-    def _part(self, size: Size, is_fine: bool = False) -> Any:
-        if isinstance(size, list):
-            return self._source.numbers("float32", *size)
-        if isinstance(size, int):
-            return NormPart(weights=self._source.numbers("float32", size), eps=1e-6)
-        inputs, outputs = size
-        matrix, bias = self._matrix(*size), self._source.numbers("float32", outputs)
-        return Linear(inputs=inputs, matrices=(matrix,), bias=bias, is_fine=is_fine)
-
-    def _matrix(self, inputs: int, outputs: int) -> Matrix:
+    def _matrix(self, outputs: int, inputs: int) -> Any:
         return self._source.matrix(self._matrices, self.kind, inputs, outputs)
 
 
@@ -261,15 +246,15 @@ def cases() -> Iterator[Case]:
         yield Case("joined", kind, "Q8_0", {**after, **bound, "is_joined": True})
         gated = {"query_norm": "width", "is_gated": True}
         yield Case("gated", kind, "linear", {**others, **gated}, cached="int8")
-        yield Case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION})
+        yield Case("convolution", kind, "Q8_0", {**others, "mixer": CONVOLUTION, "biases": ("conv",)})
         yield Case("delta", kind, "linear", {**others, "mixer": DELTA})
         for place, ((router, *_), more) in enumerate(zip(HOW_CHOSEN, MIXTURES, strict=True)):
             own: dict[str, Any] = {"router": router, "is_normed": number != 2, **more}
-            mixture = Mixture(experts=EXPERTS, chosen=2, factor=1.5, slope=1.7, **own)
+            mixture = Mixture(**EXPERT_SIZES, chosen=2, factor=1.5, slope=1.7, **own)
             stacks = ("linear", "Q8_0", "Q4_0", "MXFP4")[(place + number) % 4]
             joined = {"mixture": mixture, "is_joined": stacks == "Q8_0"}
             yield Case(f"experts by {router}", kind, stacks, {**others, **joined})
-        parallel = Mixture(router="scaled softmax to 1", experts=EXPERTS, chosen=3, is_parallel=True)
+        parallel = Mixture(router="scaled softmax to 1", **EXPERT_SIZES, chosen=3, is_parallel=True)
         inner = {"query_norm": "head", "has_value_norm": True, "input_width": 32, "has_factor": True}
         yield Case("parallel", kind, "Q4_0", {**others, **inner, "mixture": parallel})
         for form in FORMS:
@@ -317,10 +302,10 @@ def given_to(case: Case, rows: int) -> SimpleNamespace:
     )
 
 
-def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
+def layer(case: Case, rows: int, threads: int) -> tuple[Array, ...]:
     """All that changes where a case's layer runs."""
-    given, how = given_to(case, rows), Arithmetic(case.kind, case.how)
-    program = program_of(case.parts, case.spec, how, Place(is_source=case.is_source))
+    given, engine = given_to(case, rows), Cpu(case.kind, case.how)
+    operations = engine.layer(case.parts, case.spec, Place(is_source=case.is_source))
 
     def filled(structure: Any, **more: Any) -> Any:
         """With where that lies of what is given which has the name of a field."""
@@ -337,7 +322,7 @@ def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
     turned = {"cosine": address(cosine), "sine": address(sine), "angles": cosine.shape[2]}
     shape = {"rows": rows, "parts_count": 1, "between_embeddings": case.hidden, "threads": threads}
     call = filled(Call, parts=ctypes.addressof(part), **turned, **shape)
-    room.run(operations_of(program), call)
+    engine.room.run(operations, call)
     held = given.keys, given.values, given.key_steps, given.value_steps
     return given.hidden, *held, given.inputs, given.states[0]
 
@@ -345,36 +330,24 @@ def layer(case: Case, rows: int, threads: int, room: Room) -> tuple[Array, ...]:
 # ---------------------------------------------------------------------------- what is called beside them
 
 
-def functions(library: Library) -> Iterator[tuple[str, tuple[Array, ...]]]:
-    """The names of cases, and what a library makes of them."""
-    given = special()
-    for function, name in enumerate(FUNCTIONS):
-        found = np.empty_like(given)
-        library.function(address(given), given.size, function, None, address(found))
-        yield name, (found,)
+def functions() -> Iterator[tuple[str, tuple[Array, ...]]]:
+    """The names of cases, and what comes of them."""
+    engine = Cpu("float32", NORMS[0])
+    for name in FUNCTIONS:
+        yield name, (engine.function(special(), name),)
     positions, frequencies = turns()
-    cosine, sine = (np.empty((positions.size, 2 * frequencies.size), np.float32) for _ in range(2))
-    of_rows = address(positions), positions.size, address(frequencies), frequencies.size
-    library.angles(*of_rows, 1.25, address(cosine), address(sine))
-    yield "angles", (cosine, sine)
-    x, small_one = small()
-    linear = Linear(inputs=x.shape[1], matrices=(small_one,))
-    program = rows_program(Arithmetic("float32", NORMS[0]), None, linear)
-    yield "small pairs", (Rows(Room(library), program)(x),)
-    for name, form in FORMS.items():
+    yield "angles", engine.angles(positions, Rotary(frequencies=tuple(frequencies.tolist()), scale=1.25))
+    x, matrix = small()
+    yield "small pairs", (engine.rows(linear=Linear(inputs=x.shape[1], matrices=(matrix,)))(x),)
+    for name in FORMS:
         panels, ids = rows_of(name)
-        rows = np.empty((ids.size, panels.shape[1] * form.unit), np.float32)
-        matrix = address(panels), form.number, rows.shape[1]
-        library.packed_rows(*matrix, address(ids), ids.size, address(rows))
-        yield f"rows of {name}", (rows,)
+        yield f"rows of {name}", (engine.take(Packed(name, panels, 40), ids),)
 
 
 def special() -> Array:
-    """Numbers with those at which functions change: in front, where several vectors are computed together,
-    and at the end."""
-    edges = np.array(
-        [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, np.inf, -np.inf, np.nan], np.float32
-    )
+    """Numbers at which functions change, in front and at the end, and others."""
+    ends = [0.0, -0.0, 1e-40, -86.0, -86.1, 88.0, 89.0, 1e30, -1e30, np.inf, -np.inf, np.nan]
+    edges = np.array(ends, np.float32)
     return np.concatenate([edges, Source(3).numbers("float32", 10007, scale=40.0), edges])
 
 
@@ -388,11 +361,8 @@ def turns() -> tuple[Array, Array]:
 def small() -> tuple[Array, Plain]:
     """Rows, and a matrix of bfloat16, whose products and sums are around the smallest normal number."""
     source, scale = Source(13), 2.0**-62
-    rows, weights = (
-        source.numbers("float32", 9, 75, scale=scale),
-        source.numbers("bfloat16", 21, 75, scale=scale),
-    )
-    return rows, Plain(weights)
+    rows = source.numbers("float32", 9, 75, scale=scale)
+    return rows, Plain(source.numbers("bfloat16", 21, 75, scale=scale))
 
 
 def rows_of(form: str) -> tuple[Array, Array]:

@@ -24,16 +24,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from flowspec.model.arithmetic.arrays import Array, cast, contiguous, namespace, repeat, zeros
 
-PANEL = 16
-"""Outputs of a panel."""
-GROUP = 32
-"""Inputs that are rounded together, where rows are."""
-LEVELS_4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the sixteen levels of IQ4_NL stand for."""
-LEVELS_FLOAT = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""What the floats of 4 bits (E2M1) are, in halves."""
+PANEL = 16  # outputs of a panel
+GROUP = 32  # inputs that are rounded together, where rows are
+LEVELS_4NL = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)  # IQ4_NL
+LEVELS_FLOAT = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # E2M1, in halves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +94,9 @@ FORMS: Mapping[str, Form] = {
     "MXFP4": Form(number=9, bits=4, offset=0, block_bytes=17, table=LEVELS_FLOAT, has_exponents=True),
 }
 """By the names of ggml's types."""
-Q4_0 = FORMS["Q4_0"]
+
+
+Panels = npt.NDArray[np.uint8]  # `[panels, units, unit_bytes]`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,8 +134,7 @@ def _filled(numbers: Array, value: int = 0) -> Array:
 
 
 def _in_panels(numbers: Array) -> Array:
-    """`[panels, units, 16]` from `[out, units]`, and `[panels, groups, halves, 16]` from `[out, groups,
-    halves]`."""
+    """`[panels, ..., 16]` of `[out, ...]`."""
     filled = _filled(numbers).reshape(-1, PANEL, *numbers.shape[1:])
     return contiguous(namespace(numbers).moveaxis(filled, 1, -1))
 
@@ -213,8 +213,7 @@ def groups_of(form: Form, panels: Array) -> tuple[Array, Array, Array | None]:
 
 
 def numbers_of(form: Form, panels: Array) -> Array:
-    """Weights as numbers, float32 `[out, in]`, of whole panels: each level times its scale, less the
-    minimum."""
+    """Weights as float32 `[out, in]`, of whole panels: each level times its scale, less the minimum."""
     weights, scales, minimums = groups_of(form, panels)
     halves = cast(weights, "float32").reshape(*weights.shape[:2], form.halves, -1)
     found = (halves * scales[..., None]).reshape(weights.shape)

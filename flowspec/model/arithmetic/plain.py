@@ -19,32 +19,19 @@ from flowspec.core.protocol.model_spec import DeltaRule, Mixture, Norm
 from flowspec.model.arithmetic.arrays import Array, cast, fill_up, indices, namespace, order, repeat, zeros
 from flowspec.model.arithmetic.packed import GROUP, PANEL, Form, numbers_of
 
-LANES = 16
-"""Slots whose keys lie side by side in a cache."""
-BLOCK = 64
-"""Positions whose values are summed one after another, before their sum is added to those of the blocks
-before."""
-UNIT_EPS = 1e-6
-"""Of queries and keys of linear attention that are made one long, as transformers' code has it."""
-PANELS = 64
-"""Panels of a packed matrix that are unpacked at once."""
-FINER = 128.0
-"""By how much the steps between levels of what first levels leave are smaller."""
-_LEVEL, _PEAK_LEAST = 127, 1e-30
-"""The largest level of a row that is rounded, group by group. A group whose largest number is not above the
-least counts as zeros."""
-_SHARES_MAX = 1 << 22
-"""Numbers of rows, keys and widths that are held at once, so that a long prompt's values are not all copied
-at once."""
+LANES = 16  # slots whose keys lie side by side in a cache
+BLOCK = 64  # positions whose values are summed, before their sum is added to the blocks' before
+UNIT_EPS = 1e-6  # of queries and keys of linear attention, as transformers' code has it
+PANELS = 64  # panels of a packed matrix that are unpacked at once
+FINER = 128.0  # by how much the steps between levels of what first levels leave are smaller
+_LEVEL, _PEAK_LEAST = 127, 1e-30  # a group counts as zeros unless its largest number is above the least
+_SHARES_MAX = 1 << 22  # numbers of rows, keys and widths that are held at once
 _EXP_LEAST, _EXP_MOST = -86.0, 88.0
-_SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000
-"""1.5 * 2^23: a float32 that was added to it has lost its fraction, rounded to even."""
+_SHIFT, _SHIFT_BITS = 12582912.0, 0x4B400000  # 1.5 * 2^23, which takes a float32's fraction off
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 """Coefficients of the Cephes library's expf, the highest power first, as all are."""
-_SOFTPLUS = tuple(1 / odd for odd in (15, 13, 11, 9, 7, 5, 3))
-"""Of artanh; one more would add less than 2^-28 of the sum."""
-_QUARTER_HIGH, _QUARTER_LOW = 1.57079632673412561417e00, 6.07710050650619224932e-11
-"""Half of pi: 33 bits, and the next 53."""
+_SOFTPLUS = tuple(1 / odd for odd in (15, 13, 11, 9, 7, 5, 3))  # of artanh, up to 2^-28
+_QUARTER_HIGH, _QUARTER_LOW = 1.57079632673412561417e00, 6.07710050650619224932e-11  # pi / 2
 _SIN = (
     *(1.58969099521155010221e-10, -2.50507602534068634195e-08, 2.75573137070700676789e-06),
     *(-1.98412698298579493134e-04, 8.33333333332248946124e-03, -1.66666666666666324348e-01),
@@ -126,8 +113,7 @@ def gated(gate: Array, up: Array, name: str) -> Array:
 
 
 def softplus(x: Array) -> Array:
-    """log(1 + e^x) of float32: the larger of x and 0, and log(1 + y) of y = e^-|x|, by the series of 2
-    artanh(y / (2 + y)). Within 3 units in the last place."""
+    """log(1 + e^x) of float32, by the series of 2 artanh(y / (2 + y)) of y = e^-|x|; within 3 last places."""
     xp = namespace(x)
     small = exp(-xp.abs(x))
     ratio = small / (2.0 + small)  # at most a third
@@ -192,8 +178,7 @@ def turned(x: Array, cosine: Array, sine: Array) -> Array:
 
 
 def product(x: Array, weight: Array) -> Array:
-    """`x W^T`, `[rows, out]`, of float32 `[rows, in]` and `[out, in]`: for small matrices, such as a
-    router's."""
+    """`x W^T` of float32 `[rows, in]` and `[out, in]`, for small matrices, such as a router's."""
     if not len(x):
         return zeros(x, 0, len(weight))
     return namespace(x).stack([halves_sum(row * weight) for row in x])
@@ -217,8 +202,7 @@ def levels(x: Array) -> tuple[Array, Array]:
 
 
 def finer_levels(x: Array) -> tuple[Array, Array, Array]:
-    """`levels`, then levels of what these leave, int8 of that shape, between which steps are smaller by
-    FINER."""
+    """`levels`, then levels of what these leave, between which steps are smaller by FINER."""
     xp, shape = namespace(x), x.shape[:-1]
     groups = fill_up(x, GROUP).reshape(*shape, -(-x.shape[-1] // GROUP), GROUP)
     peak = xp.amax(xp.abs(groups), -1)
@@ -235,8 +219,7 @@ def finer_levels(x: Array) -> tuple[Array, Array, Array]:
 
 
 def of_levels(found: Array, steps: Array) -> Array:
-    """Numbers, float32, from int8 levels and the float16 step of each 32 along dimension 2: no product is
-    rounded."""
+    """Float32 numbers of int8 levels and the float16 step of each 32 along dimension 2, unrounded."""
     each = repeat(cast(steps, "float32"), GROUP, 2)
     return cast(found, "float32") * each[:, :, : found.shape[2]]
 
@@ -363,7 +346,7 @@ def delta_rule(of_rows: Sequence[Array], states: Array, steps: Array) -> Array:
 
 def choose(how: Mixture, router: Any, x: Array, ops: Any) -> tuple[Array, Array]:
     """Of each row `[rows, hidden]` the experts, the likeliest first and of two alike the first, and their
-    shares, each `[rows, chosen]`, by a `parts.RouterPart`, whose norm rows went through. Its correction is
+    shares, each `[rows, chosen]`, by a `layer.RouterPart`, whose norm rows went through. Its correction is
     added in choosing, among the experts of the groups whose two best are best."""
     scores = ops.product(x, router.weights)
     scores = scores if router.bias is None else scores + router.bias

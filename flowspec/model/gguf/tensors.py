@@ -29,8 +29,8 @@ from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
 from flowspec.model.gguf.config import FACTORS, LAYER_TABLE
 from flowspec.model.gguf.file import SMALL, GgufTensor, Octets
-from flowspec.model.layer_by_layer import layer_part
-from flowspec.model.parts import LAYER_INPUT, LayerShape
+from flowspec.model.joined_tensors import layer_part
+from flowspec.model.layer import LAYER_INPUT, Layer
 from flowspec.model.tensors import ROUNDED_ANEW, Tensors
 
 _CONVOLUTIONS = (".shortconv.conv.weight", ".ssm_conv1d.weight")
@@ -273,7 +273,7 @@ def checkpoint_names(architecture: str, family: Family, spec: ModelSpec, has_mtp
     (kind,) = [key for key, value in MODEL_ARCH_NAMES.items() if value == architecture]
     table, layers, in_layers = get_tensor_name_map(kind, 1), len(spec.layers), dict[str, str]()
     for layer in dict.fromkeys(spec.layers):
-        shape = LayerShape(spec=layer, family=family, hidden=spec.hidden, has_fading=True)
+        shape = Layer(spec=layer, family=family, hidden=spec.hidden, has_fading=True)
         for parameter in shape.parameters():
             ways = family.ways_to_stack(parameter) or ((family.renamed.get(parameter, parameter),),)
             for name in itertools.chain(*reversed(ways)):  # of matrices that may be joined, each by itself

@@ -23,7 +23,7 @@ from flowspec.model.accelerator import Accelerator, accelerator_of
 from flowspec.model.arithmetic.packed import FORMS, PANEL
 from flowspec.model.engines import engine_of
 from flowspec.model.families import FAMILIES
-from flowspec.model.parts import LayerShape, Linear, Packed, Plain
+from flowspec.model.layer import Layer, Linear, Packed, Plain
 from flowspec.model.slice import Slice
 from flowspec.model.step_by_step import REQUEST, chain_of
 from flowspec.model.weights import EMBEDDING, SliceParts, Span, held_bytes
@@ -189,7 +189,7 @@ def _tiny_pass(count: int) -> Task:
         rotaries=(Rotary(frequencies=(1.0,) * (width // 2)),),
         layers=tuple(layers),
     )
-    shape, values = LayerShape(spec=layers[0], family=FAMILIES["llama"], hidden=width), dict[str, Any]()
+    shape, values = Layer(spec=layers[0], family=FAMILIES["llama"], hidden=width), dict[str, Any]()
     for name, parameter in shape.parameters().items():
         zeros = engine.zeros(parameter.shape, engine.dtype)
         values[name] = (Plain(zeros),) if parameter.role == "matrix" else zeros

@@ -35,11 +35,11 @@ from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.errors import InputError, first_line
 from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.host_memory import host_memory
-from flowspec.model.accelerator import absence, find, has_driver, use_threads
-from flowspec.model.arithmetic import build
-from flowspec.model.arithmetic.compiled import threads
+from flowspec.model.accelerator import absence, find, has_driver
+from flowspec.model.arithmetic import compiled
+from flowspec.model.arithmetic.compiled import threads, use_threads
+from flowspec.model.engines import prepare, processor, run_trial, shown_to, torch_version
 from flowspec.model.files import ModelFiles
-from flowspec.model.trials import prepare, processor, run_trial, shown_to, torch_version
 from flowspec.plan.profile import read_profile, speed_of
 from flowspec.runtime.cluster import Device
 from flowspec.runtime.device.board import interface_of, read_board, read_number, read_text, run_tool
@@ -240,7 +240,7 @@ def own_speed(machine: Machine, *, may_probe: bool = True) -> Speed | None:
             return speed_of(read_profile(kept), "kept")
         except InputError as error:
             log.warning("%s; measure again with flowspec profile --keep", error)
-    path, kernels = cache_folder() / "speed.json", hashlib.sha256(build.SOURCE.read_bytes()).hexdigest()[:12]
+    path, kernels = cache_folder() / "speed.json", hashlib.sha256(compiled.SOURCE.read_bytes()).hexdigest()[:12]
     key = f"{platform.node()}, {platform.machine()}, {machine.device}, "  # home folders may be shared
     key += f"{machine.threads} of " if machine.threads else ""
     key += f"{os.cpu_count()} threads, torch {torch_version()}, kernels {kernels}"

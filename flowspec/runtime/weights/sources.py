@@ -26,13 +26,13 @@ from flowspec.core.protocol.limits import DIGEST_CHARS, JSON_BYTES_MAX
 from flowspec.core.protocol.precision import ACTIVATIONS
 from flowspec.errors import ClusterError, InputError, PeerError
 from flowspec.model.arithmetic.arrays import Numbers
-from flowspec.model.arithmetic.packed import Levels
+from flowspec.model.arithmetic.packed import Levels, Panels
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import GgufTensor
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_cache
-from flowspec.model.rounding import FORMAT, ROUNDINGS, Rounded
+from flowspec.model.rounding import FORMAT, ROUNDINGS
 from flowspec.model.safetensors_file import DTYPES, SafetensorsTensors, content_of, mapped, read_header
 from flowspec.model.tensors import Extent, Extents, Tensors, TensorsOver
 from flowspec.model.weights import Weight
@@ -373,8 +373,8 @@ class HeadSource(Source):
 
 
 class RoundedMatrices:
-    """The quantised matrices of one load of a slice: rounded once, kept in the store as levels and scales, in
-    safetensors, and read from there the next time. What only they are made of is then neither read nor
+    """The quantised matrices of one load of a slice: rounded once, kept packed in the store, in safetensors,
+    and read from there the next time. What only they are made of is then neither read nor
     fetched.
 
     A file's key is the SHA-256 of all that its content follows from: the digests of the tensors that a matrix
@@ -418,20 +418,20 @@ class RoundedMatrices:
     def is_stored(self, weight: Weight) -> bool:
         return weight.is_packed and self._keys[weight.tensors] in self._found
 
-    def __call__(self, weight: Weight, make: Callable[[], Rounded]) -> Rounded:
+    def __call__(self, weight: Weight, make: Callable[[], Panels]) -> Panels:
         key = self._keys[weight.tensors]
         if key in self._found:
-            return {name: mapped(extent) for name, extent in read_header(self._found[key]).items()}
-        rounded = make()
+            return mapped(read_header(self._found[key])["panels"])
+        panels = make()
         if self._is_kept:
             try:
                 if not self._source.is_unchanged():
                     raise ClusterError("the model's files change while they are loaded")
-                self._store.keep(key, content_of(rounded))
+                self._store.keep(key, content_of({"panels": panels}))
             except (OSError, ClusterError) as error:
                 log.warning(UNKEPT, error)
                 self._is_kept = False
-        return rounded
+        return panels
 
 
 def _identity(source: Source, tensors: Tensors, name: str) -> tuple[str, ...]:

@@ -12,9 +12,9 @@ import pytest
 from msgspec import structs
 
 from flowspec.core.protocol.precision import PRECISION_BYTES
-from flowspec.model.engines import Cpu
-from flowspec.model.parts import Linear, Packed, RowsFunction
-from flowspec.model.trials import prepare
+from flowspec.model.cpu import Cpu
+from flowspec.model.engines import prepare
+from flowspec.model.layer import Linear, Packed, RowsFunction
 from flowspec.plan.profile import completed, find_profile, profile_names, profile_of, speed_of
 from flowspec.runtime.device import probe as probing
 from flowspec.runtime.device import report as module

@@ -14,7 +14,7 @@ from flowspec.core.protocol.device_messages import KernelFacts
 from flowspec.core.protocol.precision import PRECISIONS
 from flowspec.errors import InputError
 from flowspec.model import accelerator
-from flowspec.model.trials import Trial
+from flowspec.model.engines import Trial
 from flowspec.plan.profile import find_profile, speed_of
 from flowspec.runtime.device import report
 from flowspec.runtime.device.report import measure, measure_apart, read_system
