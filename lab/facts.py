@@ -44,27 +44,26 @@ WORDS = re.findall(
     "seventeen eighteen nineteen twenty",
 )
 NAMES = {
-    "gemma2": "Gemma 2",
-    "gemma3": "Gemma 3",
-    "gemma4": "Gemma 4",
-    "gemma4_unified": "Gemma 4",
-    "glm4_moe": "GLM-4.5",
-    "gpt_oss": "GPT-OSS",
-    "lfm2": "LFM2",
-    "olmo2": "OLMo 2",
-    "olmoe": "OLMoE",
-    "phi3": "Phi-3 and Phi-4",
-    "qwen3_5": "Qwen3.5",
-    "qwen3_5_moe": "Qwen3.5's mixture",
-    "qwen3_moe": "Qwen3-MoE",
-    "smollm3": "SmolLM3",
+    "Gemma2": "Gemma 2",
+    "Gemma3": "Gemma 3",
+    "Gemma4": "Gemma 4",
+    "Gemma4Unified": "Gemma 4",
+    "Glm4Moe": "GLM-4.5",
+    "GptOss": "GPT-OSS",
+    "Lfm2": "LFM2",
+    "Olmo2": "OLMo 2",
+    "Olmoe": "OLMoE",
+    "Phi3": "Phi-3 and Phi-4",
+    "Qwen3_5": "Qwen3.5",
+    "Qwen3_5Moe": "Qwen3.5's mixture",
+    "Qwen3Moe": "Qwen3-MoE",
 }
-"""Families that people call otherwise than their module with a capital."""
+"""Families that people call otherwise than transformers' classes."""
 
 
 def families() -> list[str]:
     """By the names that people use, each once."""
-    return list(dict.fromkeys(NAMES.get(each.module, each.module.capitalize()) for each in FAMILIES.values()))
+    return list(dict.fromkeys(NAMES.get(each.prefix, each.prefix) for each in FAMILIES.values()))
 
 
 def experiments() -> int:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch  # before transformers is, which else does without it
 
+from flowspec.model.accelerator import importing
 from flowspec.model.families import FAMILIES
 from flowspec.model.files import ModelFiles
-from flowspec.model.imports import IMPORTING
 
 VOCABULARY_SIZE = 300
 SMALL: dict[str, Any] = {
@@ -290,7 +290,7 @@ def make_checkpoint(
 ) -> Path:
     """A folder with config and safetensors of a random model, in the hub's layout, or `fused` with a layer's
     experts in one tensor."""
-    with IMPORTING:
+    with importing():
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils import logging
 

@@ -7,8 +7,8 @@ import importlib
 from typing import Any
 
 from flowspec.core.protocol.model_spec import ModelSpec
+from flowspec.model.accelerator import importing
 from flowspec.model.families import FAMILIES, Family, decoder_config
-from flowspec.model.imports import IMPORTING
 from flowspec.model.spec import spec_of
 from tests.checkpoints import SMALL, VARIANTS
 
@@ -16,7 +16,7 @@ from tests.checkpoints import SMALL, VARIANTS
 @functools.cache
 def spec_of_variant(name: str) -> ModelSpec:
     """Of a checkpoint of `tests.checkpoints`."""
-    with IMPORTING:
+    with importing():
         from transformers import AutoConfig
 
     family, overrides = VARIANTS[name]
@@ -27,5 +27,6 @@ def spec_of_variant(name: str) -> ModelSpec:
 
 def class_of(family: Family, name: str) -> Any:
     """One of transformers' classes of a family, for example `DecoderLayer`."""
-    modeling = importlib.import_module(f"transformers.models.{family.module}.modeling_{family.module}")
+    module = next(name for name, each in FAMILIES.items() if each == family).removesuffix("_text")
+    modeling = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
     return getattr(modeling, f"{family.prefix}Text{name}", None) or getattr(modeling, family.prefix + name)

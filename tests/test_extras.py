@@ -12,7 +12,7 @@ import pytest
 
 from flowspec import extras
 from flowspec.cli import commands
-from flowspec.model.imports import IMPORTING
+from flowspec.model.accelerator import importing
 
 STAGE = ("daemon", "keygen")
 """Commands that need no extra."""
@@ -50,11 +50,11 @@ def test_an_extra_is_got_into_the_environment_that_lacks_it(
 
 def test_what_is_of_no_extra_is_an_error_of_its_own() -> None:
     assert extras.missing_part(ModuleNotFoundError("none", name="flowspec.none")) is None
-    with pytest.raises(ModuleNotFoundError), IMPORTING:
+    with pytest.raises(ModuleNotFoundError), importing():
         import flowspec.none  # type: ignore[import-not-found]  # noqa: F401
     with pytest.raises(ModuleNotFoundError):
         extras.imported("flowspec.none")
-    with pytest.raises(ModuleNotFoundError), IMPORTING:  # which is installed
+    with pytest.raises(ModuleNotFoundError), importing():  # which is installed
         raise ModuleNotFoundError("there is none", name="transformers.none")
 
 
@@ -63,7 +63,7 @@ def test_a_module_of_an_extra_is_missing_in_one_line(monkeypatch: pytest.MonkeyP
     missing = pytest.raises(
         extras.MissingPartError, match=r"transformers is not .* head: run .*install.* head$"
     )
-    with missing, IMPORTING:
+    with missing, importing():
         raise ModuleNotFoundError("there is none", name="transformers")
 
 

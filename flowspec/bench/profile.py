@@ -337,8 +337,8 @@ class RandomModel(ModelFiles, Tensors):
         (folder / "config.json").write_text(json.dumps(config))
         super().__init__(str(folder))
         self.span = Span(first=0, end=shape.layers, count=shape.layers)
-        self._random, self._shapes = np.random.default_rng(0), dict[str, tuple[int, ...]]()
-        self._shapes = {
+        self._random = np.random.default_rng(0)
+        self.names = self._shapes = {
             name: np.broadcast_to(np.uint8(0), weight.shape)[part].shape
             for weight in weights_of(self.spec, self.span, self)
             for name, part in weight.parts.items()
@@ -346,12 +346,6 @@ class RandomModel(ModelFiles, Tensors):
 
     def tensors(self) -> Tensors:
         return self
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._shapes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._shapes[name]

@@ -166,8 +166,8 @@ class FeatureModel:
             self.engine.store(positions, *make(features, positions), cache.of(place))
 
     def run(self, tokens: I64, features: Array, batch: TreeBatch) -> tuple[Array, Array]:
-        """What `logits` takes, `[rows, hidden_size]`, and predicted features `[rows, feature_width]`, which
-        may be `features` of further rows; of rows with `tokens` and `features` that begin the same.
+        """Of `tokens` `[rows]` and `features` `[rows, feature_width]` what `logits` takes, `[rows,
+        hidden_size]`, and predicted features, which may be `features` of further rows.
 
         Only distances between positions matter, so a row may have its token's position or its feature's.
         """

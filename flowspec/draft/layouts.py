@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import structs
@@ -23,18 +23,16 @@ from msgspec import structs
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import Heads, ModelSpec, Rotary
 from flowspec.errors import InputError
+from flowspec.model.accelerator import importing
 from flowspec.model.arithmetic.arrays import DTYPES, I64, Numbers
 from flowspec.model.damage import read_json
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family, MtpLayout, config_of_mtp
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.tensors import NEXTN, NEXTN_NAMES
-from flowspec.model.imports import IMPORTING
 from flowspec.model.layer import Layer, Shape, linear_shape, norm_shape, table_shape
-from flowspec.model.pickled_file import read_pickled
-from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors, read_header
-from flowspec.model.spec import FULL, spec_of
-from flowspec.model.support import NEUTRAL, check_config, check_rotary, family_of
+from flowspec.model.spec import FULL, NEUTRAL, check_config, check_rotary, family_of, spec_of
 from flowspec.model.tensors import Tensors, TensorsOver
+from flowspec.model.weight_files import LEVELS, NUMBERS, SafetensorsTensors, read_header, read_pickled
 from flowspec.model.weights import end_names, family_named
 
 Shapes = dict[str, tuple[str, Shape]]
@@ -53,10 +51,9 @@ class Block:
     is_causal: bool | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeySource:
-    """Parts whose names begin with `prefix` make keys and values of a feature from number `first` on, maybe
-    after a `norm`."""
+class KeySource(NamedTuple):
+    """Parts whose names begin with `prefix`, maybe a `norm` among them, make keys and values of a feature's
+    numbers from `first` on."""
 
     prefix: str
     heads: Heads
@@ -155,7 +152,7 @@ class _Config:
 
     def build(self, family: str, fields: Mapping[str, Any]) -> Any:
         """The transformers config of a family."""
-        with IMPORTING:
+        with importing():
             from transformers import AutoConfig
         try:
             return AutoConfig.for_model(family, **fields)
@@ -668,7 +665,7 @@ def block_layout(files: ModelFiles, target: ModelFiles) -> Layout:
         shapes=shapes,
         of_target=of_target,
         key_sources=tuple(
-            KeySource(prefix=f"layers.{index}.", heads=layer.kv, rotary=spec.rotaries[layer.rotary])
+            KeySource(f"layers.{index}.", layer.kv, spec.rotaries[layer.rotary])
             for index, layer in enumerate(spec.layers)
         ),
         is_output_normed=True,
@@ -728,7 +725,7 @@ def assistant_layout(files: ModelFiles, target: ModelFiles) -> Layout:
     5.23 cannot build it). Raises `InputError`."""
     (config, built), whole, tensors = read_assistant(files), target.spec, DrafterTensors(files)
     family, spec = family_named(whole), spec_of(built)
-    if family.module not in ("gemma4", "gemma4_unified"):
+    if family.prefix not in ("Gemma4", "Gemma4Unified"):
         raise InputError(
             f"drafter {files.model!r} is an assistant of Gemma 4, which reads its keys and values; expected "
             f"--model to be one, got a model of {target.config().model_type}"
@@ -738,8 +735,7 @@ def assistant_layout(files: ModelFiles, target: ModelFiles) -> Layout:
     config.check_fits(target, "vocab_size", whole.vocabulary, vocabulary)
     types = target.config().layer_types
     last = {types[layer]: layer for layer, source in enumerate(whole.sources) if source == layer}
-    sources = sorted(last.values())
-    """Of each type the target's last layer with keys of its own."""
+    sources = sorted(last.values())  # of each type the target's last layer with keys of its own
     attends = tuple(sources.index(last[kind]) for kind in built.layer_types)
     layers, shapes = [], Shapes()
     for index, (layer, place) in enumerate(zip(spec.layers, attends, strict=True)):
@@ -764,9 +760,8 @@ def assistant_layout(files: ModelFiles, target: ModelFiles) -> Layout:
     if raw.get("use_ordered_embeddings"):
         clusters, chosen = _clusters(config, tensors, vocabulary)
         shapes["centroids"] = "masked_embedding.centroids", linear_shape(len(clusters), hidden)
-    # Published with layers all the same.
     unused = {"lm_head.weight", "masked_embedding.token_ordering"}
-    unused |= {name for name in tensors if name.removesuffix(".weight").endswith(_OF_KEYS)}
+    unused |= {name for name in tensors if name.removesuffix(".weight").endswith(_OF_KEYS)}  # some have them
     config.check_all_used(tensors, shapes, unused)
     key_sources, of_target = list[KeySource](), Shapes()
     for place, number in enumerate(sources):
@@ -774,11 +769,11 @@ def assistant_layout(files: ModelFiles, target: ModelFiles) -> Layout:
         shape = Layer(spec=own, family=family, hidden=whole.hidden)
         made = _layer_shapes(prefix, f"layers.{number}.", shape)
         of_target |= {name: each for name, each in made.items() if name.endswith((*_OF_KEYS, norm))}
-        given: dict[str, Any] = {"prefix": prefix, "norm": norm, "first": place * whole.hidden}
-        key_sources.append(KeySource(heads=own.kv, rotary=whole.rotaries[own.rotary], **given))
-    plain = {"embedding_scale": whole.embedding_scale, "logit_divisor": 1.0, "logit_cap": 0.0}
+        rotary, first = whole.rotaries[own.rotary], place * whole.hidden
+        key_sources.append(KeySource(prefix, own.kv, rotary, first, norm))
+    scaled = structs.replace(spec, layers=tuple(layers), embedding_scale=whole.embedding_scale)
     return Layout(
-        spec=structs.replace(spec, layers=tuple(layers), **plain),
+        spec=structs.replace(scaled, logit_divisor=1.0, logit_cap=0.0),  # as the published code has it
         captures=(*sources, len(whole.layers)),
         tensors=tensors,
         shapes=shapes,
@@ -795,8 +790,8 @@ def assistant_layout(files: ModelFiles, target: ModelFiles) -> Layout:
 def _clusters(config: _Config, tensors: Tensors, vocabulary: int) -> tuple[I64, int]:
     """Tokens by cluster, and of how many clusters tokens are scored."""
     names = "num_centroids", "centroid_intermediate_top_k"
-    count, chosen = (config.fields.get(name) or 0 for name in names)
-    if not 1 <= chosen <= count or vocabulary % count:
+    count, chosen = (config.fields.get(name, 0) for name in names)
+    if not type(count) is type(chosen) is int or not 1 <= chosen <= count or vocabulary % count:
         raise InputError(
             f"{config.name}: expected num_centroids that divide its vocabulary of {vocabulary}, and at most "
             f"as many as centroid_intermediate_top_k, got {count!r:.40} and {chosen!r:.40}"

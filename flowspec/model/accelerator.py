@@ -3,19 +3,23 @@ imported where there is a GPU. `flowspec doctor --local 1` measures it."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import logging
+import os
 import platform
+import sys
+import threading
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from flowspec.errors import InputError, first_line
-from flowspec.extras import how_to_get, imported
+from flowspec.extras import how_to_get, imported, missing_part
 from flowspec.host_memory import NOTHING, host_memory
 from flowspec.model.arithmetic import compiled
 
@@ -23,6 +27,7 @@ log = logging.getLogger("flowspec.kernels")
 
 GPU_FILES = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/dxg")
 """One is there where a driver has a GPU: servers', Jetsons' of either kind, and Windows' in its Linux."""
+_IMPORTS = threading.RLock()
 
 
 def find(name: str) -> Accelerator:
@@ -51,6 +56,24 @@ def _warn_once(why: str) -> None:
 def has_driver() -> bool:
     """Whether there may be a GPU."""
     return any(Path(name).exists() for name in GPU_FILES)
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Names of transformers are taken within: by one thread at a time, since it imports the modules behind
+    them when they are asked for first, and another thread may find such a module half there. And without
+    torch where nothing needs it, which costs 200 MiB and a second wherever it is installed."""
+    with _IMPORTS:
+        if hides := "torch" not in sys.modules and not has_driver():
+            sys.modules["torch"] = None  # type: ignore[assignment]
+            os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that it is not there
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            raise missing_part(error) or error from None
+        finally:
+            if hides:
+                del sys.modules["torch"]
 
 
 def absence(index: int = 0) -> str:

@@ -64,9 +64,7 @@ class TemplateNames(NamedTuple):
 def names_in(template: str) -> TemplateNames:
     """The names in a template. It is cut into words and not understood, so tags that transformers adds to
     Jinja do no harm. Raises `InputError` for what is no template."""
-    variables: set[str] = set()
-    fields: set[str] = set()
-    is_field = False
+    variables, fields, is_field = set[str](), set[str](), False
     try:
         for _, kind, word in jinja2.Environment(autoescape=False).lex(template):
             if kind == "name":
@@ -109,20 +107,19 @@ class HiddenTokens:
 
     def hide(self, value: Any, but: Collection[str] = ()) -> Any:
         """The same value, a part of the dialogue, without those texts; `but` are left."""
+
+        def instead(found: re.Match[str]) -> str:
+            if (mark := found[0]) not in but and mark not in self._hidden:
+                self._hidden[mark] = next(self._private)
+            return mark if mark in but else chr(self._hidden[mark])
+
         if isinstance(value, str):
-            return self._pattern.sub(lambda found: self._instead(found[0], but), value)
+            return self._pattern.sub(instead, value)
         if isinstance(value, Mapping):
             return {self.hide(key, but): self.hide(each, but) for key, each in value.items()}
         if isinstance(value, list | tuple):
             return [self.hide(each, but) for each in value]
         return value
-
-    def _instead(self, mark: str, but: Collection[str]) -> str:
-        if mark in but:
-            return mark
-        if mark not in self._hidden:
-            self._hidden[mark] = next(self._private)
-        return chr(self._hidden[mark])
 
     def rendered(self, text: str) -> Rendered:
         for private in map(chr, self._hidden.values()):

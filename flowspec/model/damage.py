@@ -1,21 +1,15 @@
-"""Files of models that others wrote: what is wrong with one (it is something else than its name says, a link
-out of the model's folder, weights that were never written), and JSON, bounded in size and depth."""
+"""Files of models that others wrote: what is wrong with one (it is something else than its name says, or a
+link out of the model's folder), and JSON, bounded in size and depth."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable
-from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
 from flowspec.folders import read_text, why_unread
-from flowspec.model.tensors import Extent
 
 GGUF_MAGIC = b"GGUF"
 ZIP_MAGIC = b"PK\x03\x04"
@@ -24,8 +18,6 @@ _LFS = b"version https://git-lfs.github.com/spec/"
 _PAGE = (b"<!doctype html", b"<html", b"<?xml")
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _HEAD_BYTES = 512
-_BLOCK_BYTES = 4096
-_EDGE_BYTES = 256
 _DEPTH_MAX = 100
 
 
@@ -102,39 +94,3 @@ def check_inside(path: Path, folder: Path) -> None:
         raise InputError(
             f"{path} is a link out of the model's folder, to {real}; copy the file there instead"
         )
-
-
-def check_written(extents: Iterable[Extent]) -> None:
-    """Raises `InputError` for weights that are a hole in their file: zeros from somewhere on, over one matrix
-    at least, which a download that had the space beforehand leaves when it is cut off.
-
-    A matrix of zeros alone is none: merged models have some. A hole does not end where a tensor does, or goes
-    on to the file's end.
-    """
-    placed = sorted(extents, key=lambda each: (str(each.path), each.offset))
-    for path, group in groupby(placed, key=lambda each: each.path):
-        tensors = list(group)
-        with path.open("rb") as file:
-            is_zero = partial(_is_zero, file.fileno())
-            known = [(is_zero(each.offset, each.size_bytes), each) for each in tensors]
-            for are_zeros, members in groupby(known, itemgetter(0)):
-                run = [each for _, each in members]
-                begin, end = run[0].offset, run[-1].offset + run[-1].size_bytes
-                is_matrix = any(len(each.shape) > 1 for each in run)
-                goes_on = run[-1] is tensors[-1] or is_zero(end, _EDGE_BYTES)
-                is_begun = run[0] is not tensors[0] and is_zero(max(0, begin - _EDGE_BYTES), _EDGE_BYTES)
-                if are_zeros and is_matrix and (goes_on or is_begun):
-                    raise InputError(
-                        f"{path} was not written to its end: {end - begin} bytes of weights from byte "
-                        f"{begin} on are zeros, as a download leaves them that is cut off; fetch it again"
-                    )
-
-
-def _is_zero(descriptor: int, offset: int, size: int) -> bool:
-    """Of the bytes that the file has there; a place beyond its end has none."""
-    end, is_read = offset + size, False
-    while offset < end and (block := os.pread(descriptor, min(_BLOCK_BYTES, end - offset), offset)):
-        if block.strip(b"\0"):
-            return False
-        offset, is_read = offset + len(block), True
-    return is_read

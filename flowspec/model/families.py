@@ -1,9 +1,8 @@
 """The model families that are parity-tested: by what their layers differ from most, what is around them, and
 how a checkpoint names its tensors, after transformers' modeling files.
 
-`spec.py` makes a `ModelSpec` by it, `layer.py` and `weights.py` find the tensors. A family is listed only
-with a parity test (`tests/model/test_parity.py`); everything else is refused by name before a weight is read.
-`support.py` refuses what a listed family's config may ask for that is not handled.
+A family is listed only with a parity test (`tests/model/test_parity.py`); everything else is refused by name
+before a weight is read, and what a listed one's config may ask for that is not handled by `spec.py`.
 """
 
 from __future__ import annotations
@@ -66,26 +65,22 @@ def config_of_mtp(config: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Class names `{prefix}DecoderLayer`, `{prefix}RMSNorm`, `{prefix}RotaryEmbedding` in
-    `transformers.models.{module}`; `{prefix}Text...` where other parts of the model have such, too.
-
-    `dense`: by what the family's layers differ from the defaults of `Dense`. `has_output_bias`: where linear
-    layers of attention add biases, the last one does, too. `norm_eps` and `last_norm`: what the config calls
-    the constant of norms, and a checkpoint the norm behind the last layer. `other_layers`: what the config's
-    `layer_types` calls layers that do not attend. `is_embedding_scaled`: by the root of its width.
-    `rotary_by_layer_type`: each type of layers has position embeddings of its own; `rotary_is_partial`: they
-    may be narrower than a head. `router`: how a mixture's rows choose experts. `stacked`: parameters of a
-    layer that checkpoints hold expert by expert, each with the tensors that are joined, output rows on output
-    rows, to expert `{}`; `renamed`: those that they only call otherwise; `joins_experts`: those of all
-    experts are one, as `joined_tensors.py` says. `has_layer_inputs`: layers may take of a token what
-    `joined_tensors.py` says. `only`: fields of the config that may have no other value; `repeated`: those
-    that say once more what another field says, on which transformers acts; `built_in`: what older versions
-    of it have in their code instead of a field. `mtp`: how checkpoints name a layer that guesses further
-    tokens. `part`: where a multimodal model's config keeps that of the decoder, which alone is run.
-    `layer_names`: what the family calls parts of a layer, by their names in most.
+    """`prefix`: how the names of transformers' classes begin. `dense`: by what the family's layers differ
+    from the defaults of `Dense`. `has_output_bias`: where linear layers of attention add biases, the last one
+    does, too. `norm_eps`, `last_norm`: what the config calls the constant of norms, and a checkpoint the norm
+    behind the last layer. `other_layers`: what the config's `layer_types` calls layers that do not attend.
+    `is_embedding_scaled`: by the root of its width. `rotary_by_layer_type`: each type of layers has position
+    embeddings of its own; `rotary_is_partial`: they may be narrower than a head. `router`: how a mixture's
+    rows choose experts. `stacked`: parameters of a layer that checkpoints hold expert by expert, each with
+    the tensors that are joined, output rows on output rows, to expert `{}`; `renamed`: those that they only
+    call otherwise; `joins_experts`: those of all experts are one tensor. `has_layer_inputs`: layers may take
+    something of a token. Fields of the config: `only` may have no other value; `repeated` say once more what
+    another says, on which transformers acts; `built_in` older versions of it have in their code instead.
+    `mtp`: how checkpoints name a layer that guesses further tokens. `part`: where a multimodal model's config
+    has that of the decoder, which alone is run. `layer_names`: what the family calls parts of a layer, by
+    their names in most.
     """
 
-    module: str
     prefix: str
     dense: Mapping[str, Any] = field(default_factory=dict)
     has_output_bias: bool = True
@@ -143,7 +138,6 @@ _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 _EXPERTS = _stacked("mlp.experts", "mlp.experts.{}", _PROJECTIONS)
 _QWEN3_5 = Family(
-    module="qwen3_5",
     prefix="Qwen3_5",
     dense={"query_norm": "head", "is_gated": True},
     norm="1 + weights",
@@ -168,7 +162,6 @@ _QWEN3_5 = Family(
     ),
 )
 _GEMMA4 = Family(
-    module="gemma4",
     prefix="Gemma4",
     dense={**_SANDWICH, "query_norm": "head", "scale": 1.0, "has_value_norm": True, "has_factor": True},
     is_embedding_scaled=True,
@@ -179,7 +172,6 @@ _GEMMA4 = Family(
 )
 _MULTIMODAL = {
     "gemma3": Family(
-        module="gemma3",
         prefix="Gemma3",
         dense={**_SANDWICH, "query_norm": "head"},
         norm="1 + weights",
@@ -188,45 +180,37 @@ _MULTIMODAL = {
         only={"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "gemma4": _GEMMA4,
-    "gemma4_unified": replace(
-        _GEMMA4, module="gemma4_unified", prefix="Gemma4Unified", stacked={}, has_layer_inputs=False
-    ),
+    "gemma4_unified": replace(_GEMMA4, prefix="Gemma4Unified", stacked={}, has_layer_inputs=False),
     "qwen3_5": _QWEN3_5,
-    "qwen3_5_moe": replace(_QWEN3_5, module="qwen3_5_moe", prefix="Qwen3_5Moe", stacked=_EXPERTS),
+    "qwen3_5_moe": replace(_QWEN3_5, prefix="Qwen3_5Moe", stacked=_EXPERTS),
 }
 FAMILIES = {
-    "llama": Family(module="llama", prefix="Llama"),
-    "mistral": Family(module="mistral", prefix="Mistral"),
-    "qwen2": Family(module="qwen2", prefix="Qwen2", dense={"biases": _QKV}),
-    "qwen3": Family(module="qwen3", prefix="Qwen3", dense={"query_norm": "head"}),
+    "llama": Family(prefix="Llama"),
+    "mistral": Family(prefix="Mistral"),
+    "qwen2": Family(prefix="Qwen2", dense={"biases": _QKV}),
+    "qwen3": Family(prefix="Qwen3", dense={"query_norm": "head"}),
     "gemma2": Family(
-        module="gemma2",
         prefix="Gemma2",
         dense=_SANDWICH,
         norm="1 + weights",
         is_embedding_scaled=True,
     ),
-    "phi3": Family(module="phi3", prefix="Phi3", dense={"is_joined": True}, rotary_is_partial=True),
-    "smollm3": Family(module="smollm3", prefix="SmolLM3"),
-    "granite": Family(module="granite", prefix="Granite"),
+    "phi3": Family(prefix="Phi3", dense={"is_joined": True}, rotary_is_partial=True),
+    "smollm3": Family(prefix="SmolLM3"),
+    "granite": Family(prefix="Granite"),
     "olmo2": Family(
-        module="olmo2",
         prefix="Olmo2",
         dense={**_SANDWICH, "norm_before_attention": "", "norm_before_mlp": "", "query_norm": "width"},
     ),
-    "olmoe": Family(module="olmoe", prefix="Olmoe", dense={"query_norm": "width"}, stacked=_EXPERTS),
-    "qwen3_moe": Family(
-        module="qwen3_moe", prefix="Qwen3Moe", dense={"query_norm": "head"}, stacked=_EXPERTS
-    ),
+    "olmoe": Family(prefix="Olmoe", dense={"query_norm": "width"}, stacked=_EXPERTS),
+    "qwen3_moe": Family(prefix="Qwen3Moe", dense={"query_norm": "head"}, stacked=_EXPERTS),
     "mixtral": Family(
-        module="mixtral",
         prefix="Mixtral",
         router="softmax to 1",
         stacked=_stacked("mlp.experts", "block_sparse_moe.experts.{}", ("w1", "w3", "w2")),
         renamed={"mlp.gate.weight": "block_sparse_moe.gate.weight"},
     ),
     "lfm2": Family(
-        module="lfm2",
         prefix="Lfm2",
         dense={
             "activation": "silu",
@@ -255,7 +239,6 @@ FAMILIES = {
         },
     ),
     "glm4_moe": Family(
-        module="glm4_moe",
         prefix="Glm4Moe",
         has_output_bias=False,
         rotary_is_partial=True,
@@ -274,7 +257,6 @@ FAMILIES = {
         ),
     ),
     "gpt_oss": Family(
-        module="gpt_oss",
         prefix="GptOss",
         dense={"has_sinks": True},
         router="softmax of chosen",

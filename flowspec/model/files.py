@@ -18,20 +18,18 @@ from flowspec.core.protocol.model_spec import ModelSpec
 from flowspec.core.protocol.precision import ACTIVATIONS, FILED
 from flowspec.errors import InputError, first_line
 from flowspec.folders import read_text
-from flowspec.model.damage import GGUF_MAGIC, advice, check_inside, check_written, read_head, read_json
+from flowspec.model.accelerator import importing
+from flowspec.model.damage import GGUF_MAGIC, advice, check_inside, read_head, read_json
 from flowspec.model.families import FAMILIES, check_family, decoder_config, raw_decoder_config
 from flowspec.model.gguf.config import config_of
 from flowspec.model.gguf.file import GgufFile, is_gguf, parts_of
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_file
-from flowspec.model.imports import IMPORTING
 from flowspec.model.joined_tensors import joined_experts, layer_views
-from flowspec.model.prequantised.scheme import Scheme, scheme_of
-from flowspec.model.prequantised.tensors import PrequantisedTensors
-from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors, read_header
-from flowspec.model.spec import spec_of
-from flowspec.model.support import check_built, check_config, family_of
+from flowspec.model.prequantised import PrequantisedTensors, Scheme, scheme_of
+from flowspec.model.spec import check_built, check_config, family_of, spec_of
 from flowspec.model.tensors import Extents, Tensors, Views
+from flowspec.model.weight_files import LEVELS, NUMBERS, SafetensorsTensors, check_written, read_header
 
 BUNDLED = "bundled"
 TOY = "bundled toy of 11 million parameters"
@@ -43,13 +41,14 @@ TOYS = ("block", "draft-code", "draft-math", "draft-plays", "eagle", "eagle3", "
 """Toy models other than the bundled pair, which have a package of their own; in a checkout all are there."""
 DEMO_FOLDER = Path(__file__).parent.parent / "demo"
 _SAMPLE_BYTES = 1 << 16
-_KINDS = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"}
-_KINDS |= {"list[int]": "a list of them", "NoneType": "null"}
+_KINDS = {
+    **{"int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false"},
+    **{"list[int]": "a list of them", "NoneType": "null"},
+}
 """In words, what transformers expects a field to be."""
 
 
 def bundled_folder(name: str) -> Path:
-    """Folder of a bundled model: `target`, `mid`, `draft`, `draft-math`, ..."""
     return DEMO_FOLDER / name
 
 
@@ -119,7 +118,6 @@ class ModelFiles:
 
     @functools.cached_property
     def gguf_file(self) -> GgufFile:
-        """What a GGUF file says of itself; of a model that is one."""
         assert self.gguf is not None
         return GgufFile.read(self.gguf)
 
@@ -217,13 +215,13 @@ class ModelFiles:
         their end; fetches nothing from the hub."""
         if self.gguf is not None:
             check_written(self.gguf_file.tensors.values())
-        elif self.folder is not None:
-            for name in sorted(set(self.file_map().values())):
-                check_written(read_header(self.path(name)).values())
+        else:
+            for path in self._weight_paths():
+                check_written(read_header(path).values())
 
     def config(self) -> Any:
         """The transformers config, of a multimodal model that of its decoder."""
-        with IMPORTING:
+        with importing():
             from transformers import CONFIG_MAPPING
 
         raw, name = self.raw_config(), "metadata"  # checked before transformers builds what the file asks for
@@ -242,13 +240,11 @@ class ModelFiles:
             # Some of these errors say what is wrong on their second line.
             line = first_line(ValueError(" ".join(str(error).split())))
             line = re.sub(r"^Class validation error for validator '\w+': \w+: ", "", line)
-            if field := re.search(r"[Ff]ield '(\w+)' expected (\w+),", line):
-                expected = _KINDS.get(field[2], field[2])
-                line = f"{field[1]}: expected {expected}, got {self.raw_config().get(field[1])!r:.80}"
-            elif field := re.search(r"[Ff]ield '(\w+)' with value .* any type in \((.*?)\)", line):
-                types = (each.strip("<>").removeprefix("class ").strip("'") for each in field[2].split(", "))
-                expected = " or ".join(_KINDS.get(each, each) for each in types)
-                line = f"{field[1]}: expected {expected}, got {self.raw_config().get(field[1])!r:.80}"
+            for kinds in (r"expected (\w+),", r"with value .* any type in \((.*?)\)"):
+                if field := re.search(rf"[Ff]ield '(\w+)' {kinds}", line):
+                    types = (each.strip("<>'").removeprefix("class '") for each in field[2].split(", "))
+                    expected = " or ".join(_KINDS.get(each, each) for each in types)
+                    line = f"{field[1]}: expected {expected}, got {self.raw_config().get(field[1])!r:.80}"
             raise InputError(f"cannot read the {name} of {self.model!r}: {line}") from None
 
     @functools.cached_property
@@ -310,7 +306,6 @@ class ModelFiles:
         return NUMBERS if self.scheme is None else (*NUMBERS, *LEVELS)
 
     def config_text(self) -> str:
-        """config.json, or what stands for it."""
         return read_text(self.path("config.json")) if self.gguf is None else json.dumps(self.raw_config())
 
     def fingerprint(self) -> str:
@@ -330,11 +325,13 @@ class ModelFiles:
         digest.update(config.read_bytes())
         if self.folder is None:
             digest.update(config.resolve().parent.name.encode() + config.parent.name.encode())
-        for name in sorted(set(self.file_map().values())) if self.folder is not None else ():
-            path = self.path(name)
-            digest.update(f"{name} {path.stat().st_size}".encode())
+        for path in self._weight_paths():
+            digest.update(f"{path.name} {path.stat().st_size}".encode())
             _add_samples(digest, path)
         return digest.hexdigest()[:32]
+
+    def _weight_paths(self) -> list[Path]:
+        return [] if self.folder is None else [*map(self.path, sorted(set(self.file_map().values())))]
 
 
 def _is_local_gguf(model: str) -> bool:

@@ -21,7 +21,7 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import unquote
@@ -120,9 +120,14 @@ def check_grammar(kind: str, text: str, marks: int = 0) -> None:
         advice = "; offer fewer or smaller tools" if kind == "reply" else ""
         raise InputError(f"{kind}: expected at most {most} bytes, got {size}{advice}")
     if reason := _refusal(kind, text, _BYTE_MARKS[:marks]):
-        place = ""
-        if kind == "json_schema" and size <= _PLACED_BYTES_MAX:
-            place = place_of_fault(_schema(text), partial(_is_refused, reason=reason))
+
+        def is_refused(schema: Mapping[str, Any]) -> bool:
+            with contextlib.suppress(InputError):
+                return _refusal("json_schema", schema_text(schema)) == reason
+            return False
+
+        is_placed = kind == "json_schema" and size <= _PLACED_BYTES_MAX
+        place = place_of_fault(_schema(text), is_refused) if is_placed else ""
         raise InputError(f"{kind}{place}: {reason}")
 
 
@@ -308,12 +313,6 @@ def _refusal(kind: str, text: str, marks: Sequence[int] = ()) -> str:
     return _reason(str(warnings[0])) if warnings else ""
 
 
-def _is_refused(schema: Mapping[str, Any], reason: str) -> bool:
-    with contextlib.suppress(InputError):
-        return _refusal("json_schema", schema_text(schema)) == reason
-    return False
-
-
 def _reason(error: str) -> str:
     """What the library says, as one line of people's words."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
@@ -459,11 +458,7 @@ def inner_schemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def place_of_fault(schema: Mapping[str, Any], is_faulty: Callable[[Mapping[str, Any]], bool]) -> str:
-    """The place of the innermost schema that `TRIES_MAX` tries find faulty alone; empty for the whole.
-
-    >>> place_of_fault({"items": {"not": {}}}, lambda schema: "not" in str(schema))
-    '.items'
-    """
+    """The place of the innermost schema that `TRIES_MAX` tries find faulty alone; empty for the whole."""
     # what it refers to by name is there, and allows anything: a fault in it is found there
     named = {
         word: dict.fromkeys(schema[word], True)

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from flowspec.core.protocol.precision import ACTIVATIONS, CACHE_AUTO, FILED, Q8_0, cached_as, is_packed
+from flowspec.model.accelerator import importing
 from flowspec.model.arithmetic.arrays import F32
 from flowspec.model.arithmetic.packed import FORMS, GROUP, numbers_of
 from flowspec.model.families import FAMILIES, PLAIN_ROOT, Family
@@ -26,10 +27,9 @@ from flowspec.model.gguf.config import MODEL_TYPES
 from flowspec.model.gguf.file import parts_of, tell_gguf_version
 from flowspec.model.gguf.tensors import STORED_FADING
 from flowspec.model.gpu import DTYPES, array_of, tensor_of
-from flowspec.model.imports import IMPORTING
 from flowspec.model.joined_tensors import SHARED
 from flowspec.model.layer import LAYER_INPUT
-from flowspec.model.prequantised.scheme import QUANTISED
+from flowspec.model.prequantised import QUANTISED
 from flowspec.model.rounding import ROUNDINGS, Rounding
 from flowspec.model.tensors import Tensors
 
@@ -240,7 +240,7 @@ def _load(files: ModelFiles) -> Any:
     """A model in float32, its weights unpacked: as transformers itself reads them; as we read them where it
     cannot: GGUF files in parts, of Llama with a window, of architectures that it does not know, and
     checkpoints of other tools, for which it needs these."""
-    with IMPORTING:
+    with importing():
         from transformers import AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES, load_gguf_checkpoint
     from transformers.utils import logging as transformers_logging

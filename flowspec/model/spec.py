@@ -1,13 +1,24 @@
-"""A model's `ModelSpec` from the transformers config of its decoder, which is of a family in `FAMILIES`."""
+"""What a config says: whether a model is of a supported family and asks for nothing that is not handled, and
+its `ModelSpec`, from the transformers config of its decoder.
+
+Refused are sizes that would take memory without end (a config may come from a head on the network, and
+transformers builds whatever it says: position embeddings of any width, names for the tensors of a million
+experts), fields that transformers' class of the family does not know (it keeps and ignores them), what
+depends on the batch, and fields at odds with each other.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import (
     CONVOLUTION,
     LINEAR,
@@ -23,7 +34,8 @@ from flowspec.core.protocol.model_spec import (
 )
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.arrays import F32
-from flowspec.model.families import FAMILIES, Family
+from flowspec.model.families import FAMILIES, Family, check_family
+from flowspec.model.prequantised import QUANTISED, scheme_of
 from flowspec.validation import checked
 
 ACTIVATIONS: Mapping[str, Activation] = {
@@ -34,6 +46,65 @@ ACTIVATIONS: Mapping[str, Activation] = {
 """By what a config calls them."""
 FULL, SLIDING = "full_attention", "sliding_attention"
 PI2 = np.float32(2 * math.pi)
+
+_SIZES: dict[int, tuple[str, ...]] = {
+    1 << 6: ("conv_L_cache", "linear_conv_kernel_dim"),
+    1 << 8: ("n_shared_experts", "linear_key_head_dim"),
+    1 << 10: ("linear_value_head_dim",),
+    1 << 12: (
+        *("num_attention_heads", "num_key_value_heads", "num_global_key_value_heads"),
+        *("linear_num_key_heads", "linear_num_value_heads"),
+        *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok", "top_k_experts"),
+    ),
+    1 << 13: ("head_dim", "global_head_dim"),
+    1 << 14: ("hidden_size_per_layer_input",),
+    1 << 16: ("num_labels",),
+    1 << 17: ("hidden_size",),
+    1 << 20: ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"),
+    limits.LAYERS_MAX: ("num_hidden_layers", "num_kv_shared_layers", "full_attention_interval"),
+    limits.VOCABULARY_MAX: ("vocab_size", "vocab_size_per_layer_input"),
+}
+_MOST = {name: most for most, names in _SIZES.items() for name in names}
+"""The largest values of what is multiplied into memory, ten times and more above any model known."""
+_ABOVE_ZERO = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "vocab_size"),
+    *("head_dim", "global_head_dim", "query_pre_attn_scalar", "rms_norm_eps", "norm_eps"),
+    *("logits_scaling", "rope_theta", "factor", "clip_qkv", "swiglu_alpha", "swiglu_limit"),
+    *("original_max_position_embeddings", "conv_L_cache", "linear_conv_kernel_dim"),
+    *("block_multiple_of", "block_ffn_dim_multiplier", "decoder_sparse_step", "full_attention_interval"),
+)
+"""What is divided by, has its root or its logarithm taken, or would be switched off by 0."""
+FLOAT_MAX = 1e15
+"""The farthest that anything else may be from 0; products of two are far below float32's largest."""
+EXPERTS_MAX = limits.TENSORS_MAX // 3
+"""Of all layers together: a checkpoint has at least three tensors of each."""
+_TABLES = (*QUANTISED, "rope_parameters", "rope_scaling")
+"""Fields that hold one, or nothing."""
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+"""Position embeddings that depend on the position alone, longrope up to `context_max`; others look at the
+whole batch."""
+_NEUTRAL_AT: dict[tuple[Any, ...], tuple[str, ...]] = {
+    (): (
+        *("attention_chunk_size", "attention_multiplier", "attn_logit_softcapping", "clip_qkv"),
+        *("final_logit_softcapping", "global_head_dim", "hidden_activation", "kv_lora_rank"),
+        *("layer_types", "num_global_key_value_heads", "query_pre_attn_scalar", "scale_depth"),
+        *("sliding_window", "swiglu_alpha", "swiglu_limit"),
+    ),
+    (0,): (
+        *("alibi", "attention_k_eq_v", "attn_output_gate", "enable_moe_block", "qk_layernorm"),
+        *("attn_temperature_tuning", "use_bidirectional_attention", "use_double_wide_mlp"),
+        *("use_qk_norm", "hidden_size_per_layer_input", "n_routed_experts", "num_experts"),
+        *("num_kv_shared_layers", "num_local_experts"),
+    ),
+    (1,): (
+        *("block_use_swiglu", "is_causal", "use_pos_enc", "embedding_multiplier"),
+        *("logit_scale", "logits_scaling", "residual_multiplier", "scale_emb"),
+    ),
+    (0, 1): ("n_group", "topk_group"),
+}
+NEUTRAL = {name: (None, *values) for values, names in _NEUTRAL_AT.items() for name in names}
+NEUTRAL["no_rope_layers"] = (None, [])
+"""Fields by which a config changes the arithmetic, each with its values that change nothing; False is 0."""
 
 
 def spec_of(config: Any, source: str = "the model's config") -> ModelSpec:
@@ -72,17 +143,12 @@ def _field(config: Any, name: str, default: Any = 0) -> Any:
 
 
 def _known(config: Any, name: str) -> Any:
-    """A field, where the config's class knows it."""
     return hasattr(type(config), name) and _field(config, name)
 
 
-def _types(config: Any) -> tuple[str, ...]:
-    """Of layers; where a config states none, a window is of all."""
-    return tuple(_field(config, "layer_types", (SLIDING,) * config.num_hidden_layers))
-
-
 def _layers(config: Any, family: Family) -> Iterator[LayerSpec]:
-    types, heads, sources = _types(config), heads_of(config), _sources(config)
+    types = _field(config, "layer_types", (SLIDING,) * config.num_hidden_layers)  # a window is of all
+    heads, sources = heads_of(config), _sources(config)
     for layer, kind in enumerate(types):
         dense = _dense(config, family, layer, kind, heads[layer], is_own=sources[layer] == layer)
         mixer, window, inputs, state = dense.mixer, 0, 0, 0
@@ -148,7 +214,6 @@ def _dense(config: Any, family: Family, layer: int, kind: str, heads: Heads, *, 
 
 
 def _biases(config: Any, family: Family) -> tuple[str, ...]:
-    """The linear layers that add one."""
     found = list[str]()
     if _known(config, "attention_bias"):
         found += [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")[: 3 + family.has_output_bias]]
@@ -205,7 +270,6 @@ def _mixture(config: Any, family: Family, layer: int) -> Mixture | None:
 
 
 def _mlp_width(config: Any) -> int:
-    """Neurons of an MLP that is no expert."""
     width = _field(config, "intermediate_size")  # a mixture may have experts alone
     if not _known(config, "block_auto_adjust_ff_dim"):
         return int(width)
@@ -226,7 +290,6 @@ def experts_of(config: Any) -> int:
 
 
 def heads_of(config: Any) -> tuple[Heads, ...]:
-    """Those of each layer."""
     count = config.num_hidden_layers
     by_layer = [config.per_layer_config[layer] if varying_of(config) else config for layer in range(count)]
     heads = [
@@ -241,7 +304,6 @@ def heads_of(config: Any) -> tuple[Heads, ...]:
 
 
 def varying_of(config: Any) -> frozenset[str]:
-    """The fields that a transformers config states for single layers."""
     return frozenset(_field(config, "per_layer_attributes", ()))
 
 
@@ -358,3 +420,159 @@ def _yarn_scale(rope: Mapping[str, Any], factor: float) -> float:
 
     own, all_dims = rope.get("mscale"), rope.get("mscale_all_dim")
     return scale(own) / scale(all_dims) if own and all_dims else scale(1)
+
+
+# ------------------------------------------------------------------------------------ refusals
+
+
+def check_config(raw: dict[str, Any], path: Path) -> None:
+    """Raises `InputError` naming a field of a config, anywhere in it, that is too large or no number where
+    one belongs; before transformers acts on it."""
+    architectures = raw.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise InputError(f"{path}: architectures: expected a list of names, got {architectures!r:.80}")
+    for name in _TABLES:
+        if not isinstance(raw.get(name), dict | None):
+            raise InputError(f"{path}: {name}: expected a table, got {raw[name]!r:.80}")
+    rest: list[tuple[str, Any]] = list(raw.items())
+    while rest:
+        name, value = rest.pop()
+        if isinstance(value, dict):
+            rest += value.items()
+        elif isinstance(value, list):
+            rest += [(name, each) for each in value]
+        elif expected := _expected(name, value):
+            raise InputError(f"{path}: {name!r:.80}: expected {expected}, got {value!r:.80}")
+
+
+def _expected(name: str, value: Any) -> str:
+    """What a field that has no such value may have; empty where it may."""
+    is_number = type(value) in (int, float)
+    least = int(name in _ABOVE_ZERO)
+    if name in _MOST and value is not None and not (type(value) is int and least <= value <= _MOST[name]):
+        return f"a whole number from {least} to {_MOST[name]}"
+    if name in ("head_dim", "global_head_dim") and value is not None and value % 2:
+        return "an even number, since position embeddings turn pairs"
+    if isinstance(value, int) and abs(value) > limits.ID_MAX:
+        return f"a number from {-limits.ID_MAX} to {limits.ID_MAX}"
+    if isinstance(value, float) and not abs(value) <= FLOAT_MAX:
+        return f"a number from {-FLOAT_MAX:g} to {FLOAT_MAX:g}"
+    if name in _ABOVE_ZERO and value is not None and not (is_number and value > 0):
+        return "a number above 0"
+    return ""
+
+
+def check_built(config: Any, model: str) -> None:
+    """As `check_config`, of a transformers config, whose class knows all aliases of a field, and of products
+    of fields."""
+    for name in _MOST.keys() - varying_of(config):  # `check_config` has seen what single layers have
+        value = getattr(config, name, None)
+        if expected := _expected(name, value):
+            raise InputError(f"model {model!r}: {name!r}: expected {expected}, got {value!r:.80}")
+    if (experts := config.num_hidden_layers * experts_of(config)) > EXPERTS_MAX:
+        wanted = f"expected at most {EXPERTS_MAX}, got {experts}"
+        raise InputError(f"model {model!r}: num_hidden_layers times num_experts: {wanted}")
+
+
+def family_of(config: Any, model: str) -> Family:
+    """The family of a decoder's config (`ModelFiles.config`); raises `InputError` for anything about it that
+    is not supported, but what `spec_of` finds."""
+    family = check_family(config.to_dict(), model)
+    named = config.architectures or []
+    if named and not any(family.accepts(str(name)) for name in named):
+        raise InputError(
+            f"model {model!r} is a {named[0]}, which is more or other than a {family.prefix} that generates "
+            f"text; expected {family.prefix}ForCausalLM"
+        )
+    scheme_of({name: getattr(config, name, None) for name in QUANTISED}, model)
+    check_rotary(config, family, model)
+    for problem in itertools.chain(_faults_of_fields(config, family), _faults_of_layers(config, family)):
+        raise InputError(f"model {model!r}{problem}")
+    return family
+
+
+def check_rotary(config: Any, family: Family, model: str) -> None:
+    """Raises `InputError` for position embeddings that depend on more than the position, or do not fit the
+    family's layers."""
+    for problem in _faults_of_rotary(config, family):
+        raise InputError(f"model {model!r}{problem}")
+
+
+def _faults_of_rotary(config: Any, family: Family) -> Iterator[str]:
+    for layer_type in dict.fromkeys(config.layer_types) if family.rotary_by_layer_type else ():
+        if not isinstance((config.rope_parameters or {}).get(layer_type), dict):
+            yield f": rope_parameters: expected those of {layer_type}, got none"
+    for rope in rope_parameters(config):
+        kind = rope.get("rope_type", "default")
+        if kind not in _ROPE_TYPES:
+            yield f" uses {kind!r:.40} position embeddings, but FlowSpec runs {', '.join(_ROPE_TYPES)}"
+        name = "original_max_position_embeddings"
+        if kind == "longrope" and type(rope.get(name)) is not int:
+            yield f": expected longrope position embeddings to have a number as {name}"
+        part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+        least = 0 if family.rotary_is_partial or kind == "proportional" else 1
+        if part not in (None, 1) and not (type(part) is float and least < part < 1):
+            expected = f"{'1' if least else 'a number above 0, up to 1'} of a {config.model_type}"
+            yield f": partial_rotary_factor: expected {expected}, got {part!r:.40}"
+
+
+def _faults_of_fields(config: Any, family: Family) -> Iterator[str]:
+    """Fields that would change the arithmetic of another class, but that this one does not know, and those
+    that are at odds with another."""
+    # With "vision" only what stands for pictures looks both ways, and text has none (Gemma 4).
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):
+        both = "(use_bidirectional_attention), so it does not generate text one by one"
+        yield f" attends to later tokens {both}"
+    kind = type(config)
+    known = {field.name for field in dataclasses.fields(kind)}
+    known |= {*kind.attribute_map, *kind.attribute_map.values(), *family.only}
+    for name, neutral in NEUTRAL.items():
+        value = getattr(config, name, None)
+        is_idle = value in (*neutral, family.built_in.get(name))
+        if name == "sliding_window" and type(value) is int:
+            is_idle = value >= config.max_position_embeddings
+        elif name == "layer_types" and isinstance(value, list):
+            is_idle = all(each == FULL for each in value)
+        if name not in known and not is_idle:
+            unknown = f"which transformers' {config.model_type} does not know; expected none"
+            yield f" sets {name} to {value!r:.40}, {unknown}"
+    varying = varying_of(config) - {"head_dim", "num_key_value_heads"}
+    if varying or isinstance(getattr(config, "per_layer_config", None), dict):  # transformers before 5.20
+        fields = min(varying, default="fields")
+        yield f" sets {fields} for single layers (per_layer_config); expected one for all"
+    for name, same in family.repeated.items():
+        value = getattr(config, name, None)
+        expected = getattr(config, same, None) or (config.rope_parameters or {}).get(same)
+        if value not in (None, expected):
+            yield f" sets {name} to {value!r:.40} and {same} to {expected!r:.40}; expected one value"
+    has_experts = getattr(config, "enable_moe_block", None)
+    if (bool(family.stacked) if has_experts is None else has_experts) and not experts_of(config):
+        yield ": number of experts: expected 1 or more, got 0"
+
+
+def _faults_of_layers(config: Any, family: Family) -> Iterator[str]:
+    """Masks go by a layer's type and attention by its window: they must mean the same."""
+    window = getattr(config, "sliding_window", None)
+    if window == 0:
+        yield ": sliding_window: expected a number from 1, got 0"
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        return
+    expected = (FULL, family.other_layers or SLIDING)
+    if len(types) != config.num_hidden_layers or not set(types) <= set(expected):
+        wanted = f"{config.num_hidden_layers} of {' and '.join(expected)}"
+        yield f": layer_types: expected {wanted}, got {types!r:.80}"
+    if SLIDING in types and (window is None or not getattr(config, "use_sliding_window", True)):
+        unused = "no sliding_window that is in use; correct its config.json"
+        yield f" has layers of the type {SLIDING}, but {unused}"
+    interval, field, stated = getattr(config, "full_attention_interval", None), "", None
+    if family.other_layers == CONVOLUTION:
+        field, stated = "full_attn_idxs", config.full_attn_idxs
+    elif family.other_layers == LINEAR and interval is not None:
+        field, stated = "full_attention_interval", range(interval - 1, len(types), interval)
+    attending = [place for place, kind in enumerate(types) if kind == FULL]
+    if stated is not None and {*stated} != {*attending}:
+        wanted = f"the layers that layer_types has as {FULL}, {attending!r:.80}"
+        yield f": {field}: expected {wanted}, got {[*stated]!r:.80}"

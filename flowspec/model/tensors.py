@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -42,26 +42,30 @@ class Extents(Protocol):
 class Tensors(ABC):
     """Shapes of a model's tensors, and the tensors themselves, one at a time.
 
-    Names are those that transformers has for them. Numbers are numpy's, and bfloat16 are their bits, uint16.
+    `names` are those that transformers has for them. Numbers are numpy's, and bfloat16 are their bits,
+    uint16. A source of tensors has its own `load`, or `rows`.
     """
 
     model = ""
     source = "config.json"
     """What shapes follow from."""
+    names: Collection[str] = ()
 
-    @abstractmethod
-    def __contains__(self, name: str) -> bool: ...
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
 
-    @abstractmethod
-    def __iter__(self) -> Iterator[str]: ...
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """A tensor's shape; nothing is loaded. Raises `InputError` where the model has no such tensor."""
 
-    @abstractmethod
     def load(self, name: str, shape: tuple[int, ...]) -> Numbers:
         """A tensor, to be read only. Raises `InputError` where it has another shape."""
+        made = np.empty(shape, np.float32)
+        self.copy_together({name: made})
+        return made
 
     def files_of(self, name: str) -> tuple[str, ...]:
         """The tensors that it is read from, by the names that files have for them."""
@@ -85,8 +89,8 @@ class Tensors(ABC):
         return self.load(name, self.shape(name))[first:end]
 
     def levels(self, name: str, first: int, end: int) -> Levels:
-        """Some rows of a matrix in its form."""
-        return as_q8_0(self.rows(name, first, end))
+        """Some rows of a matrix that is not rounded anew."""
+        raise NotImplementedError
 
     def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
         """Raises `InputError` for a tensor that has not the shape that follows from `source`."""
@@ -112,7 +116,6 @@ class Tensors(ABC):
                 fill(part[first:end], self.rows(name, first, end))
 
     def packed_bytes(self, name: str) -> int:
-        """What a matrix that has a `form` takes so packed."""
         outputs, inputs = self.shape(name)
         return FORMS[self.form(name)].panel_bytes(inputs, outputs)
 
@@ -131,7 +134,9 @@ class Tensors(ABC):
             found[name] = room(size, np.uint8)
         for first, end in _blocks([*shapes.values()]):
             for name, panels in found.items():
-                own = packed(FORMS[self.form(name)], self.levels(name, first, end))
+                is_anew = self.is_rounded_anew(name)
+                levels = as_q8_0(self.rows(name, first, end)) if is_anew else self.levels(name, first, end)
+                own = packed(FORMS[self.form(name)], levels)
                 panels[first // PANEL : first // PANEL + len(own)] = own
         return found
 
@@ -158,20 +163,12 @@ def _asked(method: MethodT) -> MethodT:
 
 
 class TensorsOver(Tensors):
-    """The `raw` tensors, or whatever each comes from."""
-
     def __init__(self, raw: Tensors) -> None:
         self._raw = raw
+        self.names = dict.fromkeys(raw)
 
     def place(self, name: str) -> tuple[Tensors, str]:
-        """Where a tensor comes from, and what it is called there."""
         return self._raw, name
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._raw
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._raw)
 
     shape = _asked(Tensors.shape)
     load = _asked(Tensors.load)
@@ -200,29 +197,16 @@ class Views(TensorsOver):
         super().__init__(raw)
         self._viewed = _Viewed(model, raw, views)
         wholes = {view.tensor for view in views.values()}
-        self._names = dict.fromkeys([*(name for name in raw if name not in wholes), *views])
+        self.names = dict.fromkeys([*(name for name in raw if name not in wholes), *views])
 
     def place(self, name: str) -> tuple[Tensors, str]:
         return self._viewed if name in self._viewed else self._raw, name
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
 
 class _Viewed(Tensors):
-    """The views themselves."""
-
     def __init__(self, model: str, raw: Tensors, views: Mapping[str, View]) -> None:
-        self.model, self._raw, self._views = model, raw, views
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._views
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
+        self.model, self._raw, self.names = model, raw, views
+        self._views = views
 
     def files_of(self, name: str) -> tuple[str, ...]:
         return self._raw.files_of(self._views[name].tensor)

@@ -17,11 +17,11 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.messages import SAMPLING_FIELDS
 from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.errors import InputError, first_line
+from flowspec.model.accelerator import importing
 from flowspec.model.chat_template import HiddenTokens, Rendered, bounded_time, names_in, without_cuts
 from flowspec.model.damage import check_inside, read_head, read_json
 from flowspec.model.files import ModelFiles
 from flowspec.model.gguf.file import GGUF_ONLY
-from flowspec.model.imports import IMPORTING
 from flowspec.model.reply.form import ReplyForm, Thoughts, is_in_channels, thoughts_of, unfinished
 from flowspec.model.reply.parts import Part, Tool
 
@@ -99,8 +99,6 @@ def check_chat_template(files: ModelFiles) -> None:
 
 
 class Tokenizer:
-    """A model's tokenizer, loaded with transformers."""
-
     def __init__(self, files: ModelFiles) -> None:
         check_tokenizer(files)
         self._model = files.model
@@ -113,7 +111,7 @@ class Tokenizer:
                     f"the tokenizer of {self._model!r}: decoder: expected {', '.join(sorted(_DECODERS))}, "
                     f"got {', '.join(steps) or 'none':.80}"
                 )
-        with IMPORTING:
+        with importing():
             from transformers.convert_slow_tokenizer import bytes_to_unicode
         written = bytes_to_unicode() if "ByteLevel" in steps else {}
         self._bytes = {sign: bytes([byte]) for byte, sign in written.items()}
@@ -163,8 +161,17 @@ class Tokenizer:
         if not self.has_chat_template:
             raise InputError(NO_TEMPLATE)
         template, documents = self.template(tools), [tool.document for tool in tools]
-        _check_roles(messages, template)
-        marks, around = self._marks(template), thoughts_of(template) or Thoughts("", "")
+        for role in {message["role"] for message in messages} - ROLES:
+            is_named = f"'{role}'" in template or f'"{role}"' in template  # else it may leave this out
+            if not is_named or (role == "tool" and "tool_responses" in names_in(template).fields):
+                lacking = f"{role!r:.80}, which this model's chat template does not have"
+                raise InputError(f"role: expected {', '.join(sorted(ROLES))}, got {lacking}")
+        marks = [  # texts that a template may write and nobody else
+            text
+            for text, token in self.added_tokens.items()
+            if text.strip() and (token in self.special_ids or text in _AROUND or text in template)
+        ]
+        around = thoughts_of(template) or Thoughts("", "")
         both = f"{around.begin} {around.end}"
         kept = {mark for mark in marks if mark in both and _is_looked_for(mark, template)}
         end = around.end if around.end in kept else ""
@@ -193,25 +200,13 @@ class Tokenizer:
         if continues:
             text, *rest = text.split(_END)
             if len(rest) != 1:
-                raise InputError(
-                    "continue_final_message: expected a chat template that shows the last message once, this "
-                    f"model's shows it {len(rest)} times"
-                )
-        if len(text) > limits.PROMPT_CHARS_MAX:
-            raise InputError(
-                f"the model's chat template makes {len(text)} characters of this dialogue, expected at most "
-                f"{limits.PROMPT_CHARS_MAX}"
-            )
+                times = f"this model's shows it {len(rest)} times"
+                wanted = f"expected a chat template that shows the last message once, {times}"
+                raise InputError(f"continue_final_message: {wanted}")
+        if len(text) > (most := limits.PROMPT_CHARS_MAX):
+            made = f"{len(text)} characters of this dialogue, expected at most {most}"
+            raise InputError(f"the model's chat template makes {made}")
         return hidden.rendered(text)
-
-    def _marks(self, template: str) -> list[str]:
-        """The texts of tokens that a template may write and nobody else: special tokens, and others that were
-        added to the vocabulary and that it names, or that stand around thoughts, calls and results."""
-        return [
-            text
-            for text, token in self.added_tokens.items()
-            if text.strip() and (token in self.special_ids or text in _AROUND or text in template)
-        ]
 
     def template(self, tools: Sequence[Tool] = ()) -> str:
         """The chat template, of which a model may have another one for tools; empty without one."""
@@ -290,8 +285,8 @@ class Tokenizer:
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of new tokens, special ones left out."""
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         with self._used():
-            options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
             return str(self._tokenizer.decode(list(tokens), **options))
 
     def token_bytes(self, token: int) -> bytes:
@@ -347,7 +342,7 @@ class Tokenizer:
 def _load(files: ModelFiles) -> Any:
     """A tokenizer in transformers' form. tokenizer.json is taken as it stands: classes of transformers may
     build another one. Llama 2's loses a space that a text begins with, or has none behind special tokens."""
-    with IMPORTING:
+    with importing():
         from transformers import PreTrainedTokenizerFast
 
     paths = [path for name in _FILES if (path := files.find(name)) is not None]
@@ -393,17 +388,6 @@ def _plain_folder(paths: Sequence[Path]) -> Iterator[Path]:
         yield Path(room)
 
 
-def _check_roles(messages: Messages, template: str) -> None:
-    """Raises `InputError` for a role that the template does not name, and so may leave out."""
-    for role in {message["role"] for message in messages} - ROLES:
-        is_named = f"'{role}'" in template or f'"{role}"' in template
-        if not is_named or (role == "tool" and "tool_responses" in names_in(template).fields):
-            raise InputError(
-                f"role: expected {', '.join(sorted(ROLES))}, got {role!r:.80}, which this model's chat "
-                "template does not have"
-            )
-
-
 def _hide_in(
     message: dict[str, Any], hidden: HiddenTokens, end: str, kept: Collection[str]
 ) -> dict[str, Any]:
@@ -445,23 +429,18 @@ class TextStream:
     def __init__(
         self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), form: ReplyForm | None = None
     ) -> None:
-        self._tokenizer = tokenizer
-        self._stops = tuple(stop_strings)
-        self._has_parts = form is not None
-        form = form or ReplyForm(is_in_channels=tokenizer.is_in_channels)
-        self._reader = form.reader()
-        ids = tokenizer.added_tokens
-        self._marks = {ids[text]: text for text in form.marks if text in ids}
-        self._is_single = form.is_single
+        self._tokenizer, self._stops, self._has_parts = tokenizer, tuple(stop_strings), form is not None
+        self._form = form or ReplyForm(is_in_channels=tokenizer.is_in_channels)
+        self._reader, ids = self._form.reader(), tokenizer.added_tokens
+        self._marks = {ids[text]: text for text in self._form.marks if text in ids}
         self._parts: list[Part] = []
         self.thought_tokens = 0
         """Tokens of thoughts, with the marks around them."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._count = 0
+        self._count = self._shown = 0
         self._has_begun = False
         self.text = ""
         """All text so far, cut before a stop string."""
-        self._shown = 0
         self.is_stopped = False
         """Nothing of what comes is read any more."""
         self.is_cut = False
@@ -525,7 +504,7 @@ class TextStream:
                 self._grow(part.text)
             elif self._has_parts:
                 self._parts.append(part)
-                self.is_stopped |= self._is_single and part.kind == "end"
+                self.is_stopped |= self._form.is_single and part.kind == "end"
             if self.is_stopped:
                 return
 
@@ -558,10 +537,11 @@ class Recommended:
 def recommended(files: ModelFiles, config: Any) -> Recommended:
     """Reads generation_config.json, or what stands for it in a GGUF file, and the config's stop tokens.
     Raises `InputError` for fields that are not what they should be."""
-    path = files.find("generation_config.json")
-    raw = {} if path is None else read_json(path)
+    path, raw = files.find("generation_config.json"), dict[str, Any]()
     if files.gguf is not None:
         raw = files.gguf_file.generation_config()
+    elif path is not None:
+        raw = read_json(path)
     said = {name: raw[name] for name in _RECOMMENDED if raw.get(name) is not None}
     for name, value in said.items():
         if type(value) not in (int, _RECOMMENDED[name]) or not -math.inf < value < math.inf:

@@ -41,7 +41,7 @@ def test_packed_precisions_are_measured_beside_the_machines_own(tmp_path: Path) 
     )
     profile = fit({**measured, TINY_MIXTURE: [many, few]}, machine, "here", "measured here")
     assert profile.expert_us == pytest.approx(25), "two layers, twelve experts more in each"
-    (tmp_path / "here.toml").write_text(profile_text(profile, "h", "s", report(machine, measured, [])))
+    (tmp_path / "here.toml").write_text(profile_text(profile, "h", "s", report(machine, measured, {})))
     read = read_profile(tmp_path / "here.toml")
     for dtype in machine.packed:
         assert read.basis(dtype) == "measured here"

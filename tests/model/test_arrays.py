@@ -15,11 +15,11 @@ from flowspec.model.arithmetic import compiled
 from flowspec.model.arithmetic.arrays import DTYPES, Numbers, fill, narrowed, room, widened
 from flowspec.model.gpu import array_of, tensor_of
 from flowspec.model.rounding import ROUNDINGS
-from flowspec.model.safetensors_file import FLOATS8, mapped, read_header
+from flowspec.model.weight_files import FLOATS8, mapped, read_header
 
 FREE = (
-    *("files", "tensors", "safetensors_file", "joined_tensors", "pickled_file", "rounding"),
-    *("gguf.tensors", "gguf.config", "prequantised.tensors", "arithmetic.compiled"),
+    *("files", "tensors", "weight_files", "joined_tensors", "rounding"),
+    *("gguf.tensors", "gguf.config", "prequantised", "arithmetic.compiled"),
 )
 
 

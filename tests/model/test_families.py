@@ -32,8 +32,7 @@ from flowspec.model.gpu import CudaLibrary, Gpu, array_of, tensor_of
 from flowspec.model.layer import MATRICES, Layer, NormPart, Plain
 from flowspec.model.rounding import ROUNDINGS
 from flowspec.model.slice import Slice, embedded
-from flowspec.model.spec import context_max, spec_of
-from flowspec.model.support import family_of
+from flowspec.model.spec import context_max, family_of, spec_of
 from flowspec.model.weights import EMBEDDING, LM_HEAD, SliceParts, Span, arrays_of, load_parts
 from tests import ggufs
 from tests.checkpoints import SMALL, VARIANTS, VOCABULARY_SIZE, make_checkpoint, make_variant

@@ -29,12 +29,12 @@ import flowspec
 from flowspec.bench.cases import Prompt, of_each_domain, read_prompts
 from flowspec.core.protocol import limits
 from flowspec.errors import InputError
-from flowspec.model.damage import check_inside, check_written, read_json
+from flowspec.model.damage import check_inside, read_json
 from flowspec.model.files import BUNDLED, ModelFiles, bundled_folder, canonical_name
 from flowspec.model.gguf.file import GgufFile
 from flowspec.model.gpu import tensor_of
-from flowspec.model.safetensors_file import SafetensorsTensors, read_header
 from flowspec.model.text import Tokenizer, recommended
+from flowspec.model.weight_files import SafetensorsTensors, check_written, read_header
 from flowspec.plan.tables import Table, read_toml
 from flowspec.runtime.device.report import model_state
 from flowspec.serve.guard import read_keys
@@ -74,7 +74,7 @@ def test_one_thread_at_a_time_takes_names_of_transformers() -> None:
     guarded, alone = set(), []
     for path, tree in trees.items():
         for node in ast.walk(tree):
-            if isinstance(node, ast.With) and ast.unparse(node.items[0]) == "IMPORTING":
+            if isinstance(node, ast.With) and ast.unparse(node.items[0]) == "importing()":
                 guarded |= {id(each) for each in names(node)}
         alone += [(path.name, ast.unparse(each)) for each in names(tree) if id(each) not in guarded]
     assert guarded

@@ -28,8 +28,7 @@ from flowspec.model.gguf.file import GgufFile, GgufTensor, tell_gguf_version
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.reference import Reference
 from flowspec.model.slice import Slice
-from flowspec.model.spec import context_max
-from flowspec.model.support import family_of
+from flowspec.model.spec import context_max, family_of
 from flowspec.model.text import Tokenizer, recommended
 from flowspec.model.weights import Span
 from flowspec.plan.shape import shape_of
@@ -187,7 +186,7 @@ def test_the_config_says_what_the_file_states(
     config = ModelFiles(str(convert(llama, tmp_path / "m.gguf", metadata=metadata))).config()
     assert {name: getattr(config, name) for name in expected} == expected
     assert str(config.dtype) == "torch.float32"
-    assert family_of(config, "m").module == "llama"
+    assert family_of(config, "m").prefix == "Llama"
 
 
 def test_scores_of_the_largest_gemmas_and_contexts_of_longrope_are_theirs(tmp_path: Path) -> None:

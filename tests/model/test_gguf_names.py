@@ -17,7 +17,7 @@ from flowspec.errors import InputError
 from flowspec.model.families import FAMILIES, Family
 from flowspec.model.gguf import config as ours
 from flowspec.model.gguf.config import MODEL_TYPES
-from flowspec.model.gguf.tensors import STORED_FADING, Conversion, GgufTensors, checkpoint_names
+from flowspec.model.gguf.tensors import STORED_FADING, GgufTensors, checkpoint_names
 from flowspec.model.spec import experts_of, spec_of
 from tests.ggufs import ARCHITECTURES, SHAPES
 from tests.nightly import nightly
@@ -117,14 +117,14 @@ def test_what_was_done_to_tensors_is_taken_back_as_transformers_does(shape: str)
     config, architecture = config_of(shape), architecture_of(shape)
     processor = TENSOR_PROCESSORS.get(CONVERTED_AS.get(architecture, architecture), TensorProcessor)
     theirs: Any = processor(config=config.to_dict())
-    conversion = Conversion(architecture, spec_of(config))
-    generator = np.random.default_rng(0)
-    family = FAMILIES[SHAPES[shape][0]]
+    kind, _ = SHAPES[shape]
+    generator, family = np.random.default_rng(0), FAMILIES[kind]
+    tensors = GgufTensors("m", architecture, {"model_type": kind}, spec_of(config), (), lambda name: None)
     for name in checkpoint_names(architecture, family, spec_of(config), has_mtp=False):
         for size in ((256,), (256, 3)):
             numbers = generator.normal(size=size).astype(np.float32)
             expected = theirs.process(weights=numbers, name=name).weights.reshape(size)
-            assert np.array_equal(conversion.undone(numbers, name), expected), name
+            assert np.array_equal(tensors.undone(numbers, name), expected), name
 
 
 @pytest.mark.parametrize("architecture", MODEL_TYPES)

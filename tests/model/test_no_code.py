@@ -23,10 +23,9 @@ from flowspec.draft.registry import find_drafter
 from flowspec.errors import InputError
 from flowspec.model.files import BUNDLED, ModelFiles
 from flowspec.model.gpu import tensor_of
-from flowspec.model.pickled_file import PICKLE_BYTES_MAX, Unpickler, read_pickled
 from flowspec.model.reference import Reference
-from flowspec.model.safetensors_file import mapped
 from flowspec.model.text import Tokenizer
+from flowspec.model.weight_files import PICKLE_BYTES_MAX, Unpickler, mapped, read_pickled
 from tests.checkpoints import make_variant
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +42,7 @@ class Bomb:
         return (Path.touch, (self.path,))
 
 
-PICKLED_HEADS = "flowspec/model/pickled_file.py"
+PICKLED_HEADS = "flowspec/model/weight_files.py"
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 
 

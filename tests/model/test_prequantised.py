@@ -24,13 +24,12 @@ from flowspec.core.protocol.precision import FILED
 from flowspec.errors import InputError
 from flowspec.model.arithmetic.packed import FORMS, GROUP, numbers_of
 from flowspec.model.files import ModelFiles
-from flowspec.model.prequantised.scheme import scheme_of
-from flowspec.model.prequantised.tensors import PrequantisedTensors
+from flowspec.model.prequantised import PrequantisedTensors, scheme_of
 from flowspec.model.reference import Reference
-from flowspec.model.safetensors_file import LEVELS, NUMBERS, SafetensorsTensors
 from flowspec.model.slice import Slice
+from flowspec.model.spec import family_of
 from flowspec.model.step_by_step import StepByStep
-from flowspec.model.support import family_of
+from flowspec.model.weight_files import LEVELS, NUMBERS, SafetensorsTensors
 from flowspec.model.weights import Span
 from flowspec.runtime.session import pick_dtype
 from tests.checkpoints import SMALL, VARIANTS, make_checkpoint

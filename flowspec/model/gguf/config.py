@@ -27,8 +27,8 @@ from flowspec.model.gguf.file import (
     count_where,
     list_of,
 )
+from flowspec.model.spec import FULL, SLIDING
 
-_FULL, _WINDOW = "full_attention", "sliding_attention"
 _STILL = 1e30
 """Frequencies that are divided by it, or by more, do not turn."""
 _FREQUENCIES = "rope_freqs.weight"
@@ -51,6 +51,7 @@ _KINDS = {
     "attention.layer_norm_rms_epsilon": NUMBER,
 }
 """Of those that are no whole numbers of any size."""
+_MAY_HAVE_BIASES = ("gemma4_text", "glm4_moe", "gpt_oss", "qwen3_5_moe_text", "qwen3_5_text")
 Raw = dict[str, Any]
 """What config.json would hold, or a part of it."""
 
@@ -60,24 +61,25 @@ def config_of(file: GgufFile) -> Raw:
     read."""
     architecture = str(file.metadata.get("general.architecture"))
     if architecture not in MODEL_TYPES:
-        raise InputError(
-            f"{file.path} is of the architecture {architecture!r:.80}, but FlowSpec runs GGUF files of "
-            f"{', '.join(MODEL_TYPES)}"
-        )
+        known = f"but FlowSpec runs GGUF files of {', '.join(MODEL_TYPES)}"
+        raise InputError(f"{file.path} is of the architecture {architecture!r:.80}, {known}")
     if "token_embd.weight" not in file.tensors:
         raise InputError(f"{file.path} has no tensor token_embd.weight; convert the model again")
     own, stated = ARCHITECTURES[architecture], Stated(file, f"{architecture}.")
     stops = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     ends = [*dict.fromkeys(token for token in stops if type(token) is int)]
+    kinds = {tensor.dtype for tensor in file.tensors.values()}
     raw: Raw = {
         "model_type": own.model_type,
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "dtype": _dtype(file),
+        "dtype": "bfloat16" if not kinds <= {"F32", "F16"} else "float16" if "F16" in kinds else "float32",
         "bos_token_id": file.metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": ends if len(ends) > 1 else next(iter(ends), None),
         "pad_token_id": None,  # no answer is padded
     }
+    if own.model_type in _MAY_HAVE_BIASES:
+        raw["attention_bias"] = any(name.endswith(".attn_q.bias") for name in file.tensors)
     for key, name in {**FIELDS, **own.needed}.items():
         if name:
             raw[name] = stated.take(key, kind=_KINDS.get(key, COUNT))
@@ -89,18 +91,6 @@ def config_of(file: GgufFile) -> Raw:
         raw |= _rotary(stated, raw)
     stated.check_all_taken()
     return raw
-
-
-def _dtype(file: GgufFile) -> str:
-    """That of the numbers as they are in the file, where none is packed."""
-    kinds = {tensor.dtype for tensor in file.tensors.values()}
-    if not kinds <= {"F32", "F16"}:
-        return "bfloat16"
-    return "float16" if "F16" in kinds else "float32"
-
-
-def _has_biases(stated: Stated) -> bool:
-    return any(name.endswith(".attn_q.bias") for name in stated.file.tensors)
 
 
 def _of_layers(stated: Stated, key: str, layers: int, default: Any = NEEDED) -> list[int]:
@@ -132,7 +122,7 @@ def _heads(stated: Stated, raw: Raw) -> Raw:
     layers = raw["num_hidden_layers"]  # of each one, 0 for a short convolution
     counts = f"one number of heads for {layers} layers, or 0"
     heads = stated.take(_KEY_HEADS, kind=list_of(counts, layers, lambda value: len({*value} - {0}) == 1))
-    types = [_FULL if count else CONVOLUTION for count in heads]
+    types = [FULL if count else CONVOLUTION for count in heads]
     return found | {"num_key_value_heads": max(heads), "layer_types": types}
 
 
@@ -179,7 +169,7 @@ def _rotary(stated: Stated, raw: Raw) -> Raw:
         stated.refuse("rope.scaling.type", "linear, yarn or none without divisors", f"{kind!r:.40}")
     if raw["model_type"] == "gemma3_text":
         near = _plain_rope(stated.take("rope.freq_base_swa", 10000.0))
-        found["rope_parameters"] = {_FULL: rope, _WINDOW: near}
+        found["rope_parameters"] = {FULL: rope, SLIDING: near}
     return found
 
 
@@ -188,14 +178,12 @@ def _plain_rope(theta: float) -> Raw:
 
 
 def _divisors(file: GgufFile, name: str, count: int) -> list[float] | None:
-    """One for each frequency, if the file has them."""
     tensor = file.tensors.get(name)
     if tensor is None:
         return None
     if tensor.shape != (count,):
-        raise InputError(
-            f"{file.path}: tensor {name}: expected {count} divisors, got shape {list(tensor.shape)}"
-        )
+        wrong = f"expected {count} divisors, got shape {list(tensor.shape)}"
+        raise InputError(f"{file.path}: tensor {name}: {wrong}")
     return [float(value) for value in tensor.numbers()]
 
 
@@ -209,7 +197,7 @@ def _gemma(stated: Stated, raw: Raw) -> Raw:
     if is_gemma2:
         found["attn_logit_softcapping"] = stated.take("attn_logit_softcapping", 50.0)
     pattern = stated.take("attention.sliding_window_pattern", 2 if is_gemma2 else 6, COUNT)
-    types = [_WINDOW if layer % pattern else _FULL for layer in range(1, layers + 1)]
+    types = [SLIDING if layer % pattern else FULL for layer in range(1, layers + 1)]
     return found | {"query_pre_attn_scalar": width, "layer_types": types}
 
 
@@ -241,7 +229,6 @@ def _glm4_moe(stated: Stated, raw: Raw) -> Raw:
         "routed_scaling_factor": float(stated.take("expert_weights_scale", 1.0)),
         "norm_topk_prob": stated.take("expert_weights_norm", False, TRUTH),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in stated.file.tensors,
-        "attention_bias": _has_biases(stated),
     }
 
 
@@ -256,24 +243,9 @@ def _qwen35(stated: Stated, raw: Raw) -> Raw:
     return {
         "num_hidden_layers": layers,
         "mtp_num_hidden_layers": guessing,
-        "layer_types": [LINEAR if place % interval else _FULL for place in range(1, layers + 1)],
+        "layer_types": [LINEAR if place % interval else FULL for place in range(1, layers + 1)],
         "linear_value_head_dim": stated.take("ssm.inner_size", kind=multiple) // heads,
-        "attention_bias": _has_biases(stated),
     }
-
-
-def _gpt_oss(stated: Stated, raw: Raw) -> Raw:
-    """Every second layer has a window, the first one, too; no file states it."""
-    return {
-        "intermediate_size": stated.take("expert_feed_forward_length", raw["intermediate_size"]),
-        "attention_bias": _has_biases(stated),
-    }
-
-
-def _smollm3(stated: Stated, raw: Raw) -> Raw:
-    """Each fourth layer has no positions, as llama.cpp has it; no file states it."""
-    have_positions = [int(layer % 4 != 0) for layer in range(1, raw["num_hidden_layers"] + 1)]
-    return {"no_rope_layers": have_positions, "no_rope_layer_interval": 4, "use_sliding_window": False}
 
 
 def _granite(stated: Stated, raw: Raw) -> Raw:
@@ -292,7 +264,7 @@ def _gemma4(stated: Stated, raw: Raw) -> Raw:
     last = f"true or false for {layers} layers, at last false"
     pattern = list_of(last, layers, lambda value: {*map(type, value)} == {bool} and not value[-1])
     windows = stated.take("attention.sliding_window_pattern", kind=pattern)
-    types = [_WINDOW if each else _FULL for each in windows]
+    types = [SLIDING if each else FULL for each in windows]
     shared = stated.take("attention.shared_kv_layers", 0, COUNT)
     inputs, table = stated.take("embedding_length_per_layer_input", 0, COUNT), file.tensors.get(LAYER_TABLE)
     for suffix, name in (("", "global_head_dim"), ("_swa", "head_dim")):
@@ -309,7 +281,7 @@ def _gemma4(stated: Stated, raw: Raw) -> Raw:
     if is_doubled and neurons != [narrow] * (layers - shared) + [2 * narrow] * shared:
         expected = f"{narrow} for all layers, or {2 * narrow} for the last {shared}"
         stated.refuse(_NEURONS, expected, f"{neurons!r:.80}")
-    own = [layer for layer, kind in enumerate(types[: layers - shared]) if kind == _FULL]
+    own = [layer for layer, kind in enumerate(types[: layers - shared]) if kind == FULL]
     have_values = any(f"blk.{layer}.attn_v.weight" in file.tensors for layer in own)
     experts = stated.take("expert_count", None)
     if experts is not None:
@@ -319,8 +291,8 @@ def _gemma4(stated: Stated, raw: Raw) -> Raw:
             "moe_intermediate_size": stated.take("expert_feed_forward_length"),
         }
     return {
-        "num_key_value_heads": by_type.get(_WINDOW, by_type[_FULL]),
-        "num_global_key_value_heads": by_type[_FULL],
+        "num_key_value_heads": by_type.get(SLIDING, by_type[FULL]),
+        "num_global_key_value_heads": by_type[FULL],
         "intermediate_size": narrow,
         "use_double_wide_mlp": is_doubled,
         "enable_moe_block": experts is not None,
@@ -330,11 +302,10 @@ def _gemma4(stated: Stated, raw: Raw) -> Raw:
         "vocab_size_per_layer_input": table.shape[0] if inputs and table else raw["vocab_size"],
         "sliding_window": stated.take("attention.sliding_window"),
         "final_logit_softcapping": stated.take("final_logit_softcapping", None),
-        "attention_bias": _has_biases(stated),
         "attention_k_eq_v": bool(own) and not have_values,
         "rope_parameters": {
-            _WINDOW: _plain_rope(stated.take("rope.freq_base_swa")),
-            _FULL: {
+            SLIDING: _plain_rope(stated.take("rope.freq_base_swa")),
+            FULL: {
                 **_plain_rope(stated.take("rope.freq_base")),
                 "rope_type": "proportional",
                 "partial_rotary_factor": _turning(file, raw["global_head_dim"]),
@@ -385,7 +356,14 @@ ARCHITECTURES = {
     "phi3": _Architecture(
         "phi3", more=lambda stated, raw: {"sliding_window": stated.take("attention.sliding_window", None)}
     ),
-    "smollm3": _Architecture("smollm3", more=_smollm3),
+    "smollm3": _Architecture(  # each fourth layer has no positions, as llama.cpp has it; no file states it
+        "smollm3",
+        more=lambda stated, raw: {
+            "no_rope_layers": [int(layer % 4 != 3) for layer in range(raw["num_hidden_layers"])],
+            "no_rope_layer_interval": 4,
+            "use_sliding_window": False,
+        },
+    ),
     "granite": _Architecture("granite", more=_granite),
     "olmo2": _Architecture("olmo2"),
     "olmoe": _Architecture("olmoe", _EXPERTS, lambda stated, raw: {"norm_topk_prob": False}),
@@ -399,8 +377,12 @@ ARCHITECTURES = {
         {"shortconv.l_cache": "conv_L_cache"},
         lambda stated, raw: {"norm_eps": raw["rms_norm_eps"], "block_auto_adjust_ff_dim": False},
     ),
-    "gpt-oss": _Architecture(
-        "gpt_oss", {**_SLIDING, **_EXPERTS, "expert_count": "num_local_experts"}, _gpt_oss
+    "gpt-oss": _Architecture(  # every second layer has a window, the first one, too; no file states it
+        "gpt_oss",
+        {**_SLIDING, **_EXPERTS, "expert_count": "num_local_experts"},
+        lambda stated, raw: {
+            "intermediate_size": stated.take("expert_feed_forward_length", raw["intermediate_size"])
+        },
     ),
     "qwen35": _Architecture("qwen3_5_text", _STATES, _qwen35),
     "qwen35moe": _Architecture(

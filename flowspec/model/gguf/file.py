@@ -33,7 +33,6 @@ _STRING, _ARRAY = 8, 9
 _DIMENSIONS_MAX = 4
 _ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")
-_PART_COUNT, _PART_NUMBER = "split.count", "split.no"
 _SAMPLING = "general.sampling."
 _SAMPLING_FIELDS = {
     **{name: name for name in ("top_k", "top_p", "min_p", "xtc_probability", "mirostat")},
@@ -92,9 +91,8 @@ class GgufTexts:
                 texts.append(data[at - length : at].decode())
             return texts
         except (OSError, ValueError, struct.error) as error:
-            raise InputError(
-                f"cannot read the texts in the header of {self.path}: {first_line(error)}; copy it again"
-            ) from None
+            why = f"{first_line(error)}; copy it again"
+            raise InputError(f"cannot read the texts in the header of {self.path}: {why}") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +123,6 @@ class GgufTensor(Extent):
 
     @property
     def block_bytes(self) -> int:
-        """What numbers that are packed together take."""
         return _block_of(self.dtype)[1]
 
     def packed(self) -> Octets:
@@ -135,12 +132,10 @@ class GgufTensor(Extent):
         try:
             return np.memmap(self.path, np.uint8, "r", self.offset, (count, self.size_bytes // count))
         except (OSError, ValueError) as error:
-            raise InputError(
-                f"cannot read {self.name} in {self.path}: {first_line(error)}; start again"
-            ) from None
+            why = f"{first_line(error)}; start again"
+            raise InputError(f"cannot read {self.name} in {self.path}: {why}") from None
 
     def numbers(self) -> F32:
-        """The values of a small tensor, of its shape."""
         return self.unpack(np.array(self.packed())).reshape(self.shape)
 
     def unpack(self, rows: Octets) -> F32:
@@ -172,7 +167,7 @@ class GgufFile:
         cannot be read.
         """
         first = _read_part(path)
-        count = first.metadata.get(_PART_COUNT, 1)
+        count = first.metadata.get("split.count", 1)
         if count in (0, 1):
             return first
         names = parts_of(path.name)
@@ -183,10 +178,9 @@ class GgufFile:
             )
         for number, name in enumerate(names):
             part = _read_part(path.with_name(name)) if number else first
-            if (part.metadata.get(_PART_COUNT), part.metadata.get(_PART_NUMBER)) != (count, number):
-                raise InputError(
-                    f"{part.path} is not part {number + 1} of {count} by what is in it; copy it again"
-                )
+            if (part.metadata.get("split.count"), part.metadata.get("split.no")) != (count, number):
+                wrong = f"is not part {number + 1} of {count} by what is in it; copy it again"
+                raise InputError(f"{part.path} {wrong}")
             first.tensors.update(part.tensors)
             first.headers.update(part.headers)
         return first
@@ -236,16 +230,13 @@ def _read_part(path: Path) -> GgufFile:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             return _Reader(path, data).file()
     except FileNotFoundError:
-        raise InputError(
-            f"there is no file {path}; expected all parts of the model beside each other"
-        ) from None
+        wanted = "expected all parts of the model beside each other"
+        raise InputError(f"there is no file {path}; {wanted}") from None
     except (OSError, ValueError, OverflowError, struct.error) as error:
         raise InputError(f"{path} is not a GGUF file{instead(path, error)}") from None
 
 
 class _Reader:
-    """Walks through a file from its beginning."""
-
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self._path, self._data, self._at = path, data, 0
 
@@ -268,10 +259,8 @@ class _Reader:
             for name, shape, kind, offset in places  # from the first one on
         }
         end = max((tensor.offset + tensor.size_bytes for tensor in tensors.values()), default=self._at)
-        if len(self._data) < end:
-            raise InputError(
-                f"{self._path} is incomplete: expected {end} bytes, got {len(self._data)}; copy it again"
-            )
+        if (has := len(self._data)) < end:
+            raise InputError(f"{self._path} is incomplete: expected {end} bytes, got {has}; copy it again")
         return GgufFile(path=self._path, metadata=metadata, tensors=tensors, headers={self._path: size})
 
     def _take(self, count: int) -> bytes:
@@ -363,12 +352,13 @@ TEXTS = Kind("a list of texts", lambda value: type(value) is GgufTexts)
 NEEDED: Any = object()
 """As a default: the entry must be there."""
 _HARMLESS = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-_OFF_AT_0 = (
-    *("attention.shared_kv_layers", "attention.sliding_window", "embedding_length_per_layer_input"),
-    *("expert_count", "expert_shared_count", "expert_used_count", "expert_weights_norm"),
-    *("nextn_predict_layers", "rope.scaling.factor"),
-)
-_NEUTRAL = {"attention.causal": True, **dict.fromkeys(_OFF_AT_0, 0)}
+_NEUTRAL = {
+    "attention.causal": True,
+    **dict.fromkeys(("attention.shared_kv_layers", "attention.sliding_window"), 0),
+    **dict.fromkeys(("embedding_length_per_layer_input", "expert_count", "expert_shared_count"), 0),
+    **dict.fromkeys(("expert_used_count", "expert_weights_norm", "nextn_predict_layers"), 0),
+    "rope.scaling.factor": 0,
+}
 """Keys with the value that says no more than without them."""
 
 
@@ -389,12 +379,11 @@ class Stated:
     """The entries of a file whose keys begin with `prefix`."""
 
     def __init__(self, file: GgufFile, prefix: str) -> None:
-        self.file = file
-        self._prefix = prefix
-        said = {
-            key.removeprefix(prefix): value for key, value in file.metadata.items() if key.startswith(prefix)
+        self.file, self._prefix = file, prefix
+        said = ((key.removeprefix(prefix), key, value) for key, value in file.metadata.items())
+        self._entries = {
+            name: value for name, key, value in said if name != key and _NEUTRAL.get(name) != value
         }
-        self._entries = {key: value for key, value in said.items() if _NEUTRAL.get(key) != value}
         self._left = self._entries.keys() - _HARMLESS
 
     def take(self, key: str, default: Any = NEEDED, kind: Kind = NUMBER) -> Any:

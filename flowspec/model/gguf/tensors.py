@@ -15,7 +15,7 @@ no exact logarithm: layers compute with it as it is (`STORED_FADING`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ import numpy.typing as npt
 from flowspec.core.protocol import limits
 from flowspec.core.protocol.model_spec import DeltaRule, ModelSpec
 from flowspec.errors import InputError
-from flowspec.model.arithmetic.arrays import F32, I64, Numbers
+from flowspec.model.arithmetic.arrays import I64, Numbers
 from flowspec.model.arithmetic.packed import FORMS, GROUP, Form, Levels
 from flowspec.model.families import PLAIN_ROOT, Family, check_family
 from flowspec.model.gguf.config import FACTORS, LAYER_TABLE
@@ -45,39 +45,6 @@ _OF_HEADS = (".ssm_alpha.weight", ".ssm_beta.weight", ".ssm_a", ".ssm_dt.bias")
 _OWN_NORM = ".ssm_norm.weight"
 """Which checkpoints, too, have as it is multiplied with."""
 _KEYS_AND_VALUES = ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight")
-
-
-class Conversion:
-    """Of an architecture's tensors, for a model of that spec."""
-
-    def __init__(self, architecture: str, spec: ModelSpec) -> None:
-        self._is_one_larger = spec.norm == "1 + weights"
-        layer = spec.layers[0]
-        is_turned = architecture in _TURNED
-        self._turned = {".attn_q.": layer.heads, ".attn_k.": layer.kv.count} if is_turned else {}
-        mixers = [each.dense.mixer for each in spec.layers if each.dense is not None]
-        self._rule = next((mixer for mixer in mixers if isinstance(mixer, DeltaRule)), None)
-
-    def undone(self, numbers: Numbers, tensor: str) -> Numbers:
-        """The numbers of a file's `tensor` as checkpoints have them. What is done to a matrix is an order of
-        its rows."""
-        if self._is_one_larger and tensor.endswith("norm.weight") and not tensor.endswith(_OWN_NORM):
-            return numbers - 1
-        for part, heads in self._turned.items():
-            if part in tensor:
-                pairs = numbers.reshape(heads, -1, 2, *numbers.shape[1:])
-                return pairs.swapaxes(1, 2).reshape(numbers.shape)
-        if self._rule is not None and tensor.endswith((*_OF_VALUES, *_OF_HEADS)):
-            order = _order(self._rule, 1 if tensor.endswith(_OF_HEADS) else self._rule.value_width)
-            first = len(numbers) - len(order)
-            return np.concatenate([numbers[:first], numbers[first:][order]])
-        return numbers
-
-    def input_order(self, tensor: str) -> I64 | None:
-        """Where in a row of the file each of a checkpoint's inputs is; None where it is in its place."""
-        if self._rule is None or not tensor.endswith(".ssm_out.weight"):
-            return None
-        return _order(self._rule, self._rule.value_width)
 
 
 def _order(rule: DeltaRule, width: int) -> I64:
@@ -117,7 +84,11 @@ class GgufTensors(Tensors):
         ahead = 0 if family.mtp is None else config.get(family.mtp.count) or 0
         self._tensor = tensor
         self._expert_count, self._layers = spec.experts, len(spec.layers)
-        self._conversion = Conversion(architecture, spec)
+        self._is_one_larger, first = spec.norm == "1 + weights", spec.layers[0]
+        turned = {".attn_q.": first.heads, ".attn_k.": first.kv.count}
+        self._turned = turned if architecture in _TURNED else {}
+        mixers = [each.dense.mixer for each in spec.layers if each.dense is not None]
+        self._rule = next((mixer for mixer in mixers if isinstance(mixer, DeltaRule)), None)
         idle = {
             f"blk.{layer}.{part}"
             for layer, source in enumerate(spec.sources)
@@ -126,7 +97,7 @@ class GgufTensors(Tensors):
         }
         theirs = checkpoint_names(architecture, family, spec, has_mtp=ahead == 1)
         guessing = tuple(f"blk.{self._layers + block}." for block in range(min(ahead, limits.LAYERS_MAX)))
-        self._places: dict[str, _Place] = {}
+        self.names = self._places = dict[str, _Place]()
         for file_name in names:
             name = theirs.get(file_name, "")
             if kind := OF_ALL_LAYERS.get(file_name):
@@ -146,12 +117,6 @@ class GgufTensors(Tensors):
                     f"{model} holds {file_name}, for which transformers' {family.prefix} has no place: it is "
                     "of another architecture"
                 )
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._places
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
 
     def files_of(self, name: str) -> tuple[str, ...]:
         return (self._places[name].tensor if name in self._places else name,)
@@ -182,25 +147,17 @@ class GgufTensors(Tensors):
             )
         return shape[1:]
 
-    def load(self, name: str, shape: tuple[int, ...]) -> F32:
-        """In float32."""
-        found = np.empty(shape, np.float32)
-        self.copy_into(name, found)
-        return found
-
     def rows(self, name: str, first: int, end: int) -> Numbers:
         shape, place = self.shape(name), self._place(name)
         tensor = self._tensor(place.tensor)
         if len(shape) == 1:
             numbers = tensor.numbers() if place.part is None else tensor.numbers()[place.part]
-            return self._conversion.undone(numbers, place.tensor)[first:end]
+            return self.undone(numbers, place.tensor)[first:end]
         block = tensor.unpack(self._packed_rows(name, first, end))
-        inputs = self._conversion.input_order(place.tensor)
+        inputs = self._input_places(place.tensor)
         return (block if inputs is None else block[:, inputs]).reshape(-1, *shape[1:])
 
     def levels(self, name: str, first: int, end: int) -> Levels:
-        if self.is_rounded_anew(name):
-            return super().levels(name, first, end)
         return levels_of(self.form(name), self._packed_rows(name, first, end), self.shape(name)[1])
 
     def form(self, name: str) -> str:
@@ -212,15 +169,36 @@ class GgufTensors(Tensors):
         return not tensor.form and any(map(tensor.name.__contains__, SMALL))
 
     def input_order(self, name: str) -> I64 | None:
-        inputs = self._conversion.input_order(self._place(name).tensor)
+        inputs = self._input_places(self._place(name).tensor)
         return None if inputs is None or self.is_rounded_anew(name) else inputs.argsort()
+
+    def undone(self, numbers: Numbers, tensor: str) -> Numbers:
+        """The numbers of a file's `tensor` as checkpoints have them. What is done to a matrix is an order of
+        its rows."""
+        if self._is_one_larger and tensor.endswith("norm.weight") and not tensor.endswith(_OWN_NORM):
+            return numbers - 1
+        for part, heads in self._turned.items():
+            if part in tensor:
+                pairs = numbers.reshape(heads, -1, 2, *numbers.shape[1:])
+                return pairs.swapaxes(1, 2).reshape(numbers.shape)
+        if self._rule is not None and tensor.endswith((*_OF_VALUES, *_OF_HEADS)):
+            order = _order(self._rule, 1 if tensor.endswith(_OF_HEADS) else self._rule.value_width)
+            first = len(numbers) - len(order)
+            return np.concatenate([numbers[:first], numbers[first:][order]])
+        return numbers
+
+    def _input_places(self, tensor: str) -> I64 | None:
+        """Where in a row of the file each of a checkpoint's inputs is; None where it is in its place."""
+        if self._rule is None or not tensor.endswith(".ssm_out.weight"):
+            return None
+        return _order(self._rule, self._rule.value_width)
 
     def _packed_rows(self, name: str, first: int, end: int) -> Octets:
         """What was done to a matrix is an order of its rows, for which it need not be unpacked. The file is
         mapped anew each time, since pages that were read count as this process's until a map is dropped."""
         place, count = self._place(name), self.shape(name)[0]
         tensor, part = self._tensor(place.tensor), place.part or 0
-        order = self._conversion.undone(np.arange(count)[:, None], place.tensor)[first:end, 0]
+        order = self.undone(np.arange(count)[:, None], place.tensor)[first:end, 0]
         packed = tensor.packed()
         if place.axis == 0:
             return packed[order + part * count]

@@ -15,8 +15,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from flowspec.core.protocol import limits
+from flowspec.model.accelerator import importing
 from flowspec.model.gguf.file import TEXT, TEXTS, TRUTH, GgufFile, GgufTexts, Kind, Stated, list_of, one_of
-from flowspec.model.imports import IMPORTING
 
 _PREFIX = "tokenizer.ggml."
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
@@ -39,8 +39,6 @@ Merges = list[tuple[str, str]]
 
 
 class _Vocabulary:
-    """Text and kind of each token, by id, and the ids by text."""
-
     def __init__(self, file: GgufFile) -> None:
         self.stated = Stated(file, _PREFIX)
         texts = enumerate(_texts(self.stated, "tokens"))
@@ -53,7 +51,6 @@ class _Vocabulary:
         self.kinds = [_CONTROL if text in _STOPS else kind for text, kind in zip(tokens, kinds, strict=True)]
 
     def named(self, name: str, default: int | None = None) -> str | None:
-        """The text of the token that the file names for a purpose."""
         count = len(self.tokens)
         known = Kind(f"a token below {count}", lambda value: type(value) is int and 0 <= value < count)
         token = self.stated.take(f"{name}_token_id", default, known)
@@ -75,7 +72,6 @@ class _Vocabulary:
         return found
 
     def merges(self) -> Merges:
-        """Those that the file lists."""
         found = []
         for merge in _texts(self.stated, "merges"):
             at = merge.find(" ", 1)
@@ -107,7 +103,7 @@ def load(file: GgufFile) -> Any:
 
     Raises `InputError` for metadata that are damaged or of a kind that is not known.
     """
-    with IMPORTING:
+    with importing():
         from transformers import PreTrainedTokenizerFast
 
     vocabulary = _Vocabulary(file)

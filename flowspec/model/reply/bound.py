@@ -174,11 +174,9 @@ class Rules:
         self._size = 0
 
     def grammar(self, start: str) -> str:
-        """All of it, from what a reply is."""
         return "\n".join([f"start: {start}", *(f"{name}: {body}" for body, name in self._rules.items())])
 
     def rule(self, *ways: str) -> str:
-        """The name of a rule for any of these."""
         return self._named("r", " | ".join(ways))
 
     def json(self, schema: Mapping[str, Any]) -> str:
@@ -190,7 +188,6 @@ class Rules:
         return self.rule(body)
 
     def spelled(self, *pieces: Piece) -> str:
-        """A text, with the special tokens in it."""
         return sequence(*map(self._piece, pieces))
 
     def behind(self, before: str, text: str) -> str:
@@ -226,17 +223,14 @@ class Rules:
 
 
 def sequence(*parts: str) -> str:
-    """One part behind the other, without those that are empty."""
     return " ".join(filter(None, parts))
 
 
 def _quoted(text: str) -> str:
-    """A text in a grammar; nothing for none."""
     return json.dumps(text, ensure_ascii=False) if text else ""
 
 
 def _escaped(text: str) -> str:
-    """A text in a regular expression of a grammar."""
     return _SIGN.sub(lambda found: "\\n" if found[0] == "\n" else f"\\{found[0]}", text)
 
 

@@ -84,7 +84,6 @@ def read_objects(reply: Incoming, mark: str, tools: Tools, end: str = "") -> Rea
 
 
 def _read_object(reply: Incoming, names: Collection[str]) -> Reading:
-    """Reads one object, a call of one of these `names`, if there are any."""
     end, looked = ObjectEnd(), 0
     while True:
         if looked < _BEGIN_CHARS:
@@ -273,5 +272,4 @@ def types_of(schema: Any) -> frozenset[str]:
 
 
 def _listed(value: Any) -> list[Any]:
-    """The items of a list, or the one that is there."""
     return value if isinstance(value, list) else [value]

@@ -157,7 +157,6 @@ class ReplyForm:
         return found if self.calls is None else (*found, *self.calls.marks, *self.calls.others)
 
     def reader(self) -> TagReader | ChannelReader:
-        """What reads one reply."""
         if self.is_in_channels:
             return ChannelReader(has_calls=self.calls is not None)
         return TagReader(self)

@@ -29,7 +29,6 @@ class Incoming:
         self.is_over = False
 
     def take(self, count: int | None = None) -> str:
-        """So many characters of the text, or all, which then were read."""
         taken = self.text[:count]
         self.text = self.text[len(taken) :]
         return taken
@@ -58,7 +57,6 @@ class Tool:
 
     @property
     def document(self) -> dict[str, Any]:
-        """As chat templates take it."""
         parameters = dict(self.parameters)
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
@@ -87,7 +85,6 @@ def whole_characters(text: str) -> str:
 
 
 def calls_in(parts: Sequence[Part]) -> list[ToolCall]:
-    """The calls that these parts make."""
     found: list[tuple[str, list[str]]] = []
     for part in parts:
         if part.kind == "name":

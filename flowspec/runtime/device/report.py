@@ -240,7 +240,8 @@ def own_speed(machine: Machine, *, may_probe: bool = True) -> Speed | None:
             return speed_of(read_profile(kept), "kept")
         except InputError as error:
             log.warning("%s; measure again with flowspec profile --keep", error)
-    path, kernels = cache_folder() / "speed.json", hashlib.sha256(compiled.SOURCE.read_bytes()).hexdigest()[:12]
+    path = cache_folder() / "speed.json"
+    kernels = hashlib.sha256(compiled.SOURCE.read_bytes()).hexdigest()[:12]
     key = f"{platform.node()}, {platform.machine()}, {machine.device}, "  # home folders may be shared
     key += f"{machine.threads} of " if machine.threads else ""
     key += f"{os.cpu_count()} threads, torch {torch_version()}, kernels {kernels}"

@@ -33,8 +33,8 @@ from flowspec.model.gguf.file import GgufTensor
 from flowspec.model.gguf.tensors import GgufTensors
 from flowspec.model.hub import hub_cache
 from flowspec.model.rounding import FORMAT, ROUNDINGS
-from flowspec.model.safetensors_file import DTYPES, SafetensorsTensors, content_of, mapped, read_header
 from flowspec.model.tensors import Extent, Extents, Tensors, TensorsOver
+from flowspec.model.weight_files import DTYPES, SafetensorsTensors, content_of, mapped, read_header
 from flowspec.model.weights import Weight
 from flowspec.plan.memory import mib
 from flowspec.runtime.weights.store import DISK_SHARE, DISK_SPARED_BYTES, HashedFiles, WeightStore

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from flowspec.errors import ClusterError
 from flowspec.model.arithmetic.arrays import Array
-from flowspec.model.safetensors_file import content_of
 from flowspec.model.slice import Slice
 from flowspec.model.tensors import Tensors
+from flowspec.model.weight_files import content_of
 from flowspec.model.weights import Span
 from flowspec.runtime.loading import slice_weights
 from flowspec.runtime.weights.sources import Source, ready_weights
