@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     result = Result({"model": target, "taken": used, "drafters": [_report(each) for each in found]})
     here = sum(each.is_here for each in found) or "none"
     count = counted(len(found), "published drafter")
-    result.note(f"{target}: {count}, {here} in the Hugging Face cache; the best first")
+    result.note(f"{target}: {count}, {here} in the Hugging Face cache")
     for each in found:
         result.note(f"\n{each.row.drafter}")
         for line in _lines(each, used):

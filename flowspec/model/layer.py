@@ -364,10 +364,10 @@ class Layer(Program):
         return found
 
     def _make(self, dense: Dense) -> None:
-        if dense.has_entry:  # what is done before the layer
-            for name in ("embedding", "feature"):
-                self._part(f"entry.{name}", norm_shape(self._hidden))
-            self._part("entry.projection", linear_shape(self._hidden, 2 * self._hidden))
+        if dense.has_entry:  # what is done before the layer, by none of its steps
+            shapes = {f"entry.{name}": norm_shape(self._hidden) for name in ("embedding", "feature")}
+            shapes["entry.projection"] = linear_shape(self._hidden, 2 * self._hidden)
+            self.places |= {name: (self._names.get(name, name), shape) for name, shape in shapes.items()}
         hidden = self.add("load", to=self.register(self._hidden))
         rows = self._normed(hidden, dense.norm_before_attention)
         if dense.is_residual_normed:

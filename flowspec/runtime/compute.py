@@ -19,6 +19,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from flowspec.core.stage.events import (
     RunLayers,
 )
 from flowspec.core.stage.slots import slots_in
-from flowspec.draft.base import Drafter
 from flowspec.errors import ClusterError, FlowSpecError, NoRoomError, UnexpectedError, first_line
 from flowspec.memory_claims import MemoryClaims
 from flowspec.model.accelerator import find, is_gpu_lost, is_out_of_memory
@@ -50,6 +50,9 @@ from flowspec.runtime.machine import Machine
 from flowspec.runtime.transport import Wake
 from flowspec.runtime.weights.transfer import HeadChannel
 from flowspec.wire.codec import Tensor
+
+if TYPE_CHECKING:
+    from flowspec.draft.base import Drafter
 
 log = logging.getLogger("flowspec.daemon")
 

@@ -24,7 +24,8 @@ Browsers = Callable[[str], Browser]
 def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
     """The browser of a name, begun when the first test asks for it."""
     begun: dict[str, Browser] = {}
-    folder = tmp_path_factory.mktemp("downloads", numbered=False)
+    folder = tmp_path_factory.getbasetemp() / "downloads"
+    folder.mkdir(exist_ok=True)  # tests of other folders may run between those of this one
     with sync_playwright() as playwright:
 
         def of(name: str) -> Browser:
