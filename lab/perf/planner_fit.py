@@ -40,8 +40,7 @@ from flowspec.plan.placement import weighted_split
 from flowspec.plan.planner import DoesNotFit, Plan, describe, make_plan
 from flowspec.plan.sites import PlanRequest, Site
 from lab.command import Parser, chosen, run_command, show
-from lab.perf.planned import simulated
-from lab.perf.planner_check import ANSWERS_FIRST, drawn
+from lab.perf.planner_check import ANSWERS_FIRST, drawn, simulated
 
 KINDS = ("planned", "moved", "one device", "two devices", "several devices")
 HELD_OUT = 3

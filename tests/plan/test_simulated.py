@@ -20,8 +20,7 @@ from flowspec.plan.forecast import HEAD_S, guessing_rates, plain_rates, seconds_
 from flowspec.plan.planner import first_token_s, make_plan
 from flowspec.plan.sites import PlanRequest
 from lab.perf import planner_fit
-from lab.perf.planned import simulated, testbed_of
-from lab.perf.planner_check import compare, fits, planned
+from lab.perf.planner_check import compare, fits, planned, simulated, testbed_of
 from tests.nightly import nightly
 
 testbed_of.__test__ = False  # type: ignore[attr-defined]
