@@ -1,8 +1,8 @@
 """The compute thread of a daemon: loads slices and drafters and runs jobs, one after another, while the
 poller keeps listening.
 
-Work goes in by `post`, results come back on `results` with a wake-up. Heavy imports happen here, on the first
-Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`loading.py`).
+Work goes in by `post`, results come back on `results` with a wake-up. torch, where one is needed, is imported
+on the first Assign. The slice of a next pipeline is loaded beside, by a thread of its own (`loading.py`).
 
 Whatever fails here ends the assignment that it was done for, and nothing else: an error that nobody foresaw
 is logged with its traceback, the slice that met it is forgotten, and the next head's work is done as ever.
@@ -104,7 +104,6 @@ class ComputeThread:
         self._captured = 0
         self._grammars: GrammarVocabulary | None = None
         self._has_imports = False
-        """What was told of kernels that are not the best ones."""
         self._dead: tuple[tuple[int, int], frozenset[int]] = ((0, 0), frozenset())
         self.further: tuple[int, int, float] = (0, 0, 0.0)
         """Of which assignment which job last began or ended a layer, and when: another object each time."""
@@ -264,17 +263,21 @@ class ComputeThread:
 
     def _load(self, assign: Assign) -> None:
         channel = self._channels[self._assignment_id]
-        self._try_kernels("float32", "cpu", channel)  # all else stands on it
-        if not self._has_imports:
-            self._has_imports = True
-            keep_for_good()
-        if self._emulation is not None:
-            layers = assign.end_layer - assign.first_layer
-            worked_s = 0.0 if self._pacer is None else self._pacer.worked_s
-            self._pacer = Pacer(
-                self._emulation, stage=assign.stage, stages=assign.stages, layers=layers, worked_s=worked_s
-            )
         try:
+            self._try_kernels("float32", "cpu", channel)  # all else stands on it
+            if not self._has_imports:
+                self._has_imports = True
+                keep_for_good()
+            if self._emulation is not None:
+                layers = assign.end_layer - assign.first_layer
+                worked_s = 0.0 if self._pacer is None else self._pacer.worked_s
+                self._pacer = Pacer(
+                    self._emulation,
+                    stage=assign.stage,
+                    stages=assign.stages,
+                    layers=layers,
+                    worked_s=worked_s,
+                )
             self._tell(self._find_and_load(assign, channel))
         finally:
             self._channels.pop(self._assignment_id)

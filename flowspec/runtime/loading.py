@@ -378,11 +378,13 @@ class BackgroundLoader:
 
     def take(self) -> LoadedSlice | None:
         """What was made ready, if anything was. From here on nothing is."""
-        if self._work is not None:
-            thread, channel = self._work
+        while (work := self._work) is not None:  # the poller may begin another meanwhile
+            thread, channel = work
             channel.hang_up()
             thread.join()
-        spare, self._spare, self._work, self._taken_bytes = self._spare, None, None, 0
+            if self._work is work:
+                self._work = None
+        spare, self._spare, self._taken_bytes = self._spare, None, 0
         return spare
 
     def make_room(self, part: Slice, request_bytes: int) -> None:

@@ -32,7 +32,7 @@ from flowspec.core.protocol import limits
 from flowspec.core.protocol.cluster_messages import Arithmetics, AskArithmetics, Error, Loading
 from flowspec.core.protocol.device_messages import AskFacts, Facts, KernelFacts, Software, Speed
 from flowspec.core.protocol.precision import PRECISIONS
-from flowspec.errors import InputError, first_line
+from flowspec.errors import FlowSpecError, InputError, first_line
 from flowspec.folders import cache_folder, locked, read_own, write_own
 from flowspec.host_memory import host_memory
 from flowspec.model.accelerator import absence, find, has_driver
@@ -109,7 +109,7 @@ class Reporter:
                     trouble = "" if kernel.arithmetics else kernel.faults
                     say(checked(Arithmetics(dtype=kernel.dtype, names=kernel.arithmetics, trouble=trouble)))
             # a device that says odd things about itself must not end its daemon
-            except (OSError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError, FlowSpecError) as error:
                 say(Error.saying(f"cannot tell about this device: {error}"))
 
 

@@ -232,7 +232,7 @@ class WeightStore:
         with self.explained():
             while True:
                 path = self._tensors / (f"{digest}.{number}.part" if number else f"{digest}.part")
-                file = FileIO(path, "a+")
+                file = FileIO(path, "a+", opener=lambda name, flags: os.open(name, flags, 0o600))
                 if try_lock(file.fileno()) and _is_same(path, file):
                     return Partial(self, digest, size, file)
                 file.close()

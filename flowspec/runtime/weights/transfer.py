@@ -45,7 +45,7 @@ from flowspec.core.protocol.token_bytes import TokenBytes
 from flowspec.core.protocol.types import Message
 from flowspec.errors import ClusterError, FlowSpecError, InputError, PeerError
 from flowspec.model.files import ModelFiles
-from flowspec.model.tensors import Extent
+from flowspec.model.tensors import Extent, Extents
 from flowspec.plan.memory import mib
 from flowspec.plan.placement import StagePlan
 from flowspec.runtime.monitor import Monitor
@@ -279,6 +279,8 @@ class Offer:
         self._files, self._fingerprint, self._step = files, fingerprint, step
         self._hashed = HashedFiles(folder)
         self._given: dict[str, Extent] = {}
+        self._extents: Extents | None = None
+        self._names: list[str] = []
 
     def close(self) -> None:
         self._hashed.close()
@@ -292,11 +294,13 @@ class Offer:
         try:
             if isinstance(question, AskModel):
                 return checked(self._begin()), None
+            if self._extents is None:
+                raise PeerError(f"expected AskModel first, got {type(question).__name__}")
             if isinstance(question, AskNames):
                 names = self._names[question.first :][: limits.TENSORS_LISTED_MAX]
                 return checked(NameList(names=tuple(names))), None
             if isinstance(question, AskTensors):
-                return checked(TensorList(entries=self._entries(question.names))), None
+                return checked(TensorList(entries=self._entries(self._extents, question.names))), None
             assert isinstance(question, AskBytes)
             return TensorBytes(digest=question.digest, offset=question.offset), self._bytes(question)
         except (OSError, ValueError) as error:
@@ -304,15 +308,15 @@ class Offer:
 
     def _begin(self) -> ModelOffer:
         self._check_unchanged(self._files.fingerprint() == self._fingerprint)
-        self._extents = self._files.extents()
-        self._names = sorted(self._extents)
+        extents = self._extents = self._files.extents()
+        self._names = sorted(extents)
         config, gguf = self._files.config_text(), self._files.gguf_architecture
         return ModelOffer(config=config, gguf=gguf, tensor_count=len(self._names))
 
-    def _entries(self, names: Sequence[str]) -> tuple[TensorEntry, ...]:
+    def _entries(self, extents: Extents, names: Sequence[str]) -> tuple[TensorEntry, ...]:
         entries = []
         for name in names:
-            extent = self._extents.extent(name)
+            extent = extents.extent(name)
             entries.append(self._hashed.entry(name, extent, lambda size: self._step()))
             self._given[entries[-1].digest] = extent
         self._check_unchanged(self._hashed.are_unchanged())
