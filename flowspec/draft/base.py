@@ -127,7 +127,7 @@ class Kind(ABC):
 
     @abstractmethod
     def plan(self, target: ModelShape) -> PlannedDrafter:
-        """What the planner reckons with. Raises `InputError`."""
+        """What the planner computes with. Raises `InputError`."""
 
     def parameter_count(self) -> int:
         """By which the models of a chain are put in order."""
@@ -159,7 +159,7 @@ class FileKind(Kind):
 
     @classmethod
     def of_shape(cls, shape: ModelShape, target: ModelShape) -> PlannedDrafter:
-        """What the planner reckons with, where the vocabularies may be the same but for padding. Whether
+        """What the planner computes with, where the vocabularies may be the same but for padding. Whether
         tokens mean the same is seen in the files, when the drafter is opened."""
         if abs(shape.vocabulary - target.vocabulary) > PADDING_MAX:
             raise InputError(

@@ -55,7 +55,7 @@ def check_drafter(name: str, *, may_fetch: bool = True) -> None:
 
 
 def plan_drafter(name: str, target: ModelShape, *, may_fetch: bool = True) -> PlannedDrafter:
-    """What the planner reckons with of a drafter by its name; of some that need no files, by their shape
+    """What the planner computes with of a drafter by its name; of some that need no files, by their shape
     alone: an EAGLE head (`SKETCH`), or a name of `plan.shape`."""
     has_files = name in (*WORDS, BUNDLED, *bundled_models()) or os.path.isdir(name) or "/" in name
     if name == SKETCH or (name in SHAPES and not has_files):

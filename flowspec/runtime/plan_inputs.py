@@ -1,4 +1,4 @@
-"""From files to what the planner reckons with: a model's weights, and what chat's head and daemons need of
+"""From files to what the planner computes with: a model's weights, and what chat's head and daemons need of
 them."""
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def enough_bytes(request: PlanRequest) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterInputs:
-    """What the planner reckons with of the drafters by their names; `head_drafts` where the head's machine
+    """What the planner computes with of the drafters by their names; `head_drafts` where the head's machine
     computes for one, `is_published` where the acceptance is that which is published for the model."""
 
     planned: PlannedDrafter | None

@@ -209,7 +209,7 @@ class Surveyor:
         return Survey(
             sites=tuple(sites),
             network=network or _network_of(machines, measured),
-            # With all daemons here the head is beside any of them: it reckons with the one that suits best.
+            # With all daemons here the head shares a machine with any of them: the plan takes the best one.
             head=None if len(here) == len(sites) else here[0],
             sources=sources,
             limited=tuple(each.device.name for each in reports if _is_limited(each)),

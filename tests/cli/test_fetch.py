@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +125,18 @@ def test_a_checkpoint_is_fetched_without_what_no_model_needs(
     (snapshot,) = hub_cache.glob("models--owner--name/snapshots/*")
     assert len(set(ModelFiles(str(snapshot)).tensors())) > 10
     assert fetch(MODEL, offline=True).out == f"here; use it with --model {MODEL}\n"
+
+
+def test_what_does_not_fit_the_disk_is_refused_before_anything_is_fetched(
+    hub: FakeHub, fetch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_variant(hub.folder, "llama-grouped")
+    little = shutil.disk_usage("/")._replace(free=1 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: little)
+    refused = fetch(MODEL, status=2)
+    assert "0 MiB may be used on the disk of" in refused.err
+    assert "set HF_HOME to another disk" in refused.err
+    assert not [name for name in hub.asked if name.endswith(".safetensors")]
 
 
 def test_what_the_hub_does_not_have_or_a_hub_that_is_not_reached_is_named(
